@@ -1,0 +1,2 @@
+//! outboard-vmm: a thin main over the library.
+fn main() {}

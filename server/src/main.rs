@@ -1,0 +1,2 @@
+//! outboard-server: a thin main over the library.
+fn main() {}
