@@ -1,17 +1,13 @@
 //! The commands under way at the disks, by tag.
 
+use super::completion::Origin;
 use super::{DiskError, Tag};
-use crate::QueueId;
 
 /// Who waits for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// A command of the host.
-    Command {
-        queue: QueueId,
-        cid: u16,
-        work: Work,
-    },
+    Command { origin: Origin, work: Work },
     /// The controller, which flushes as it shuts down.
     Shutdown,
 }
@@ -19,8 +15,12 @@ pub(super) enum Owner {
 /// What a command does, for the counters and for the status that its failure gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    Read { bytes: u64 },
-    Write { bytes: u64 },
+    Read {
+        bytes: u64,
+    },
+    Write {
+        bytes: u64,
+    },
     Flush,
     WriteZeroes,
     Deallocate,
