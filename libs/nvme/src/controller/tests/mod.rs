@@ -1,5 +1,11 @@
 //! The controller against a host and disks in memory.
 
 mod admin;
+mod interleaving;
+mod interrupts;
 mod io;
+mod lifecycle;
 pub(crate) mod machine;
+mod power;
+mod shadow;
+mod speed;
