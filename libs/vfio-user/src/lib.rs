@@ -1,1 +1,5 @@
-//! vfio-user
+//! The vfio-user protocol, both ends.
+//!
+//! It knows no device and no VMM.
+
+pub mod memory;
