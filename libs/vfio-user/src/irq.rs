@@ -11,70 +11,19 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{SFlag, fstat};
 
-/// The interrupt indexes of vfio-pci.
-pub mod index {
-    /// The pin.
-    pub const INTX: u32 = 0;
-    /// Message Signaled Interrupts.
-    pub const MSI: u32 = 1;
-    /// MSI-X.
-    pub const MSIX: u32 = 2;
-    /// Uncorrectable errors.
-    pub const ERR: u32 = 3;
-    /// The server asks for the device back.
-    pub const REQ: u32 = 4;
-    /// How many there are.
-    pub const COUNT: u32 = 5;
-}
-
-/// Which eventfds, masks or triggers a SET_IRQS changes: the "data" of the specification.
-#[derive(Debug)]
-pub enum IrqData {
-    /// All of the range.
-    None,
-    /// Those of the range whose byte is not 0.
-    Bool(Vec<u8>),
-    /// One eventfd for each of the range; none at all unbinds it.
-    Eventfd(Vec<OwnedFd>),
-}
-
-/// What a SET_IRQS does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IrqAction {
-    /// Hold interrupts back.
-    Mask,
-    /// Let them through, and those that were held back.
-    Unmask,
-    /// Bind eventfds, or raise interrupts.
-    Trigger,
-}
-
-/// A SET_IRQS whose form is right.
-#[derive(Debug)]
-pub struct SetIrqs {
-    /// See [`index`].
-    pub index: u32,
-    /// The first vector.
-    pub start: u32,
-    /// How many vectors; 0 means the whole index.
-    pub count: u32,
-    /// What to do.
-    pub action: IrqAction,
-    /// To which of them.
-    pub data: IrqData,
-}
+use crate::wire::{IrqAction, IrqData, IrqIndex, SetIrqs};
 
 /// Why a SET_IRQS is refused: always EINVAL to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IrqError {
     /// No such index.
-    #[error("Interrupt index {0} does not exist")]
-    Index(u32),
+    #[error("Interrupt index {} does not exist", .0.0)]
+    Index(IrqIndex),
     /// The range leaves the index.
-    #[error("Vectors {start}+{count} lie outside the {vectors} of index {index}")]
+    #[error("Vectors {start}+{count} lie outside the {vectors} of index {}", index.0)]
     Range {
         /// Interrupt index.
-        index: u32,
+        index: IrqIndex,
         /// First vector asked for.
         start: u32,
         /// How many were asked for.
@@ -83,10 +32,10 @@ pub enum IrqError {
         vectors: u32,
     },
     /// The specification gives this combination no meaning.
-    #[error("Action {action:?} on index {index} does not go with such data")]
+    #[error("Action {action:?} on index {} does not go with such data", index.0)]
     Combination {
         /// Interrupt index.
-        index: u32,
+        index: IrqIndex,
         /// What was asked for.
         action: IrqAction,
     },
@@ -178,69 +127,53 @@ impl Interrupts {
         }
     }
 
-    /// Does what a client asks for.
+    /// Does what a client asks for; `fds` are the descriptors that came with it.
     ///
     /// # Errors
     /// [`IrqError`]; nothing is changed then.
-    pub fn set(&self, request: SetIrqs) -> Result<(), IrqError> {
-        let SetIrqs { index, start, count, action, data } = request;
-        let vectors = self.index(index).ok_or(IrqError::Index(index))?;
-        let mut vectors = lock(&vectors.vectors);
+    pub fn set(&self, request: &SetIrqs<'_>, fds: Vec<OwnedFd>) -> Result<(), IrqError> {
+        let &SetIrqs { index, start, count, action, data } = request;
+        let mut vectors = lock(&self.index(index).ok_or(IrqError::Index(index))?.vectors);
         let total = u32::try_from(vectors.len()).unwrap_or(u32::MAX);
         let outside = IrqError::Range { index, start, count, vectors: total };
-        let meaningless = IrqError::Combination { index, action };
         if start >= total {
             return Err(outside);
         }
         if count == 0 {
-            return match (start, action, data) {
-                (0, IrqAction::Trigger, IrqData::None) => {
-                    vectors.iter_mut().for_each(|vector| self.unbind(std::mem::take(vector).trigger));
-                    Ok(())
-                }
-                _ => Err(meaningless),
-            };
+            // The one meaning of 0 that decoding lets through: disable the index.
+            vectors.iter_mut().for_each(|vector| self.unbind(std::mem::take(vector).trigger));
+            return Ok(());
         }
-        if (index == index::ERR || index == index::REQ) && (action != IrqAction::Trigger || count > 1) {
-            return Err(meaningless);
-        }
-        let last = start.checked_add(count).filter(|&end| end <= total).ok_or(outside)?;
-        let range = vectors.get_mut(start as usize..last as usize).ok_or(outside)?;
+        let end = start.checked_add(count).ok_or(outside)?;
+        let range = vectors.get_mut(start as usize..end as usize).ok_or(outside)?;
         let mut fire = Vec::new();
         match (action, data) {
-            (IrqAction::Trigger, IrqData::Eventfd(fds)) if fds.is_empty() => {
+            (IrqAction::Trigger, IrqData::Unbind) => {
                 range.iter_mut().for_each(|vector| self.unbind(vector.trigger.take()));
             }
-            (IrqAction::Trigger, IrqData::Eventfd(fds)) => {
+            (IrqAction::Trigger, IrqData::Eventfds) => {
                 for (vector, eventfd) in range.iter_mut().zip(eventfds(fds, count)?) {
                     self.unbind(vector.trigger.replace(eventfd));
                 }
             }
-            (IrqAction::Unmask, IrqData::Eventfd(fds)) if index == index::INTX => {
-                if fds.is_empty() {
-                    range.iter_mut().for_each(|vector| vector.unmask = None);
-                } else {
-                    for (vector, eventfd) in range.iter_mut().zip(eventfds(fds, count)?) {
-                        vector.unmask = Some(eventfd);
-                    }
+            (IrqAction::Unmask, IrqData::Unbind) if index == IrqIndex::INTX => {
+                range.iter_mut().for_each(|vector| vector.unmask = None);
+            }
+            (IrqAction::Unmask, IrqData::Eventfds) if index == IrqIndex::INTX => {
+                for (vector, eventfd) in range.iter_mut().zip(eventfds(fds, count)?) {
+                    vector.unmask = Some(eventfd);
                 }
             }
-            (_, IrqData::Eventfd(_)) => return Err(meaningless),
-            (action, data) => {
-                let chosen = match data {
-                    IrqData::Bool(bytes) if bytes.len() != range.len() => {
-                        return Err(IrqError::Count { given: bytes.len(), count });
-                    }
-                    IrqData::Bool(bytes) => bytes,
-                    _ => vec![1; range.len()],
-                };
-                for (vector, _) in range.iter_mut().zip(chosen).filter(|(_, chosen)| *chosen != 0) {
-                    match action {
-                        IrqAction::Mask => vector.masked = true,
-                        IrqAction::Unmask => fire.extend(self.unmask(index, vector)),
-                        // Loop-back: the client's own, so no mask holds it.
-                        IrqAction::Trigger => fire.extend(vector.trigger.clone()),
-                    }
+            (_, IrqData::Unbind | IrqData::Eventfds) => return Err(IrqError::Combination { index, action }),
+            (action, IrqData::None) => {
+                range.iter_mut().for_each(|vector| fire.extend(self.act(index, action, vector)));
+            }
+            (action, IrqData::Bool(chosen)) => {
+                if chosen.len() != range.len() {
+                    return Err(IrqError::Count { given: chosen.len(), count });
+                }
+                for (vector, _) in range.iter_mut().zip(chosen).filter(|(_, chosen)| **chosen != 0) {
+                    fire.extend(self.act(index, action, vector));
                 }
             }
         }
@@ -249,14 +182,27 @@ impl Interrupts {
         Ok(())
     }
 
-    fn index(&self, index: u32) -> Option<&Index> {
-        self.indexes.get(index as usize)
+    /// Does one action to one vector; the eventfd to signal, if it interrupts.
+    fn act(&self, index: IrqIndex, action: IrqAction, vector: &mut Vector) -> Option<Arc<Eventfd>> {
+        match action {
+            IrqAction::Mask => {
+                vector.masked = true;
+                None
+            }
+            IrqAction::Unmask => self.unmask(index, vector),
+            // Loop-back: the client's own, so no mask holds it.
+            IrqAction::Trigger => vector.trigger.clone(),
+        }
+    }
+
+    fn index(&self, index: IrqIndex) -> Option<&Index> {
+        self.indexes.get(index.0 as usize)
     }
 
     /// Unmasks; the eventfd to signal if something was held back.
-    fn unmask(&self, index: u32, vector: &mut Vector) -> Option<Arc<Eventfd>> {
+    fn unmask(&self, index: IrqIndex, vector: &mut Vector) -> Option<Arc<Eventfd>> {
         vector.masked = false;
-        if index == index::INTX {
+        if index == IrqIndex::INTX {
             // Level: still asserted means that it interrupts again, and is masked again (AUTOMASKED).
             vector.masked = *lock(&self.line);
             return if vector.masked { vector.trigger.clone() } else { None };
@@ -266,7 +212,7 @@ impl Interrupts {
 
     /// Raises a message interrupt (MSI, MSI-X) or the events ERR and REQ. Masked ones wait; unbound ones are
     /// nobody's.
-    pub fn trigger(&self, index: u32, vector: usize) {
+    pub fn trigger(&self, index: IrqIndex, vector: usize) {
         let Some(vectors) = self.index(index).map(|index| &index.vectors) else { return };
         let bound = || {
             let mut vectors = lock(vectors);
@@ -287,7 +233,7 @@ impl Interrupts {
 
     /// Sets the level of the interrupt pin.
     pub fn set_line(&self, asserted: bool) {
-        let Some(intx) = self.index(index::INTX) else { return };
+        let Some(intx) = self.index(IrqIndex::INTX) else { return };
         let eventfd = {
             let mut vectors = lock(&intx.vectors);
             *lock(&self.line) = asserted;
@@ -305,18 +251,18 @@ impl Interrupts {
 
     /// The descriptors whose signal means "unmask", for who polls: pass it to [`Interrupts::unmasked`].
     pub fn with_unmask_descriptor<T>(&self, visit: impl FnOnce(Option<BorrowedFd<'_>>) -> T) -> T {
-        let eventfd = self.index(index::INTX).and_then(|intx| lock(&intx.vectors).first()?.unmask.clone());
+        let eventfd = self.index(IrqIndex::INTX).and_then(|intx| lock(&intx.vectors).first()?.unmask.clone());
         visit(eventfd.as_ref().map(|eventfd| eventfd.0.as_fd()))
     }
 
     /// The unmask descriptor became readable.
     pub fn unmasked(&self) {
-        let Some(intx) = self.index(index::INTX) else { return };
+        let Some(intx) = self.index(IrqIndex::INTX) else { return };
         let eventfd = {
             let mut vectors = lock(&intx.vectors);
             let Some(vector) = vectors.first_mut() else { return };
             match &vector.unmask {
-                Some(unmask) if unmask.drain() => self.unmask(index::INTX, vector),
+                Some(unmask) if unmask.drain() => self.unmask(IrqIndex::INTX, vector),
                 _ => None,
             }
         };
@@ -326,7 +272,7 @@ impl Interrupts {
     }
 
     /// Whether a vector has an eventfd.
-    pub fn is_bound(&self, index: u32, vector: usize) -> bool {
+    pub fn is_bound(&self, index: IrqIndex, vector: usize) -> bool {
         self.index(index)
             .is_some_and(|index| lock(&index.vectors).get(vector).is_some_and(|v| v.trigger.is_some()))
     }

@@ -1,0 +1,350 @@
+//! The server's end of a session, without I/O: bytes and descriptors in, commands out; answers in, bytes and
+//! descriptors out.
+//!
+//! Commands are executed one at a time, in the order of their arrival, and the next is given out when the one
+//! before was answered; that is the order that the protocol promises. Meanwhile everything is still read:
+//! replies to our own DMA messages are taken at once, commands wait in a bounded queue.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::Outgoing;
+use crate::limits;
+use crate::transport::{FrameError, Framer, Message};
+use crate::wire::{
+    self, Capabilities, Command, CommandCode, DmaAccess, DmaWrite, Header, Kind, Reply, Version, encode_error,
+};
+
+/// Why a session cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The stream cannot be cut into messages any more.
+    #[error("The client's stream is broken")]
+    Frame(#[from] FrameError),
+    /// The first message was not a valid VERSION.
+    #[error("The client began with {0}, which is not a valid VERSION")]
+    NotNegotiated(CommandCode),
+    /// An answer is overdue: the client would not take it any more, so the stream ends here.
+    #[error("{code} was not answered within {limit:?}: the device is still busy with it")]
+    Overdue {
+        /// What is not answered.
+        code: CommandCode,
+        /// The limit.
+        limit: Duration,
+    },
+}
+
+/// Where the session is.
+#[derive(Debug)]
+enum Phase {
+    /// Before VERSION.
+    Opening,
+    /// Commands are served.
+    Open(Capabilities),
+    /// No more commands.
+    Ended,
+}
+
+/// Which command an answer belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+/// A command to execute, still as a message: [`Request::command`] is its typed form.
+#[derive(Debug)]
+pub struct Request {
+    /// Give it back with the answer.
+    pub ticket: Ticket,
+    message: Message,
+}
+
+impl Request {
+    /// The command; it was decoded before, so it is there.
+    pub fn command(&self) -> Option<Command<'_>> {
+        Command::decode(&self.message.header, &self.message.body, self.message.descriptors.len()).ok()
+    }
+
+    /// Which command it is.
+    pub fn code(&self) -> CommandCode {
+        self.message.header.code()
+    }
+
+    /// Takes the descriptors that came with it.
+    pub fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.message.descriptors)
+    }
+}
+
+#[derive(Debug)]
+struct Executing {
+    ticket: Ticket,
+    header: Header,
+    arrived: Instant,
+}
+
+/// One of our DMA messages.
+#[derive(Debug)]
+enum Dma {
+    Waiting(DmaAccess),
+    Over(Result<Vec<u8>, Errno>),
+}
+
+/// Names one of our DMA messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaId(u16);
+
+/// The session.
+#[derive(Debug)]
+pub struct Session {
+    phase: Phase,
+    framer: Framer,
+    waiting: VecDeque<(Message, Instant)>,
+    waiting_bytes: usize,
+    executing: Option<Executing>,
+    tickets: u64,
+    dma: HashMap<u16, Dma>,
+    last_dma: u16,
+    output: VecDeque<Outgoing>,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Session {
+    /// A session that waits for VERSION.
+    pub fn new() -> Self {
+        Self {
+            phase: Phase::Opening,
+            framer: Framer::default(),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            executing: None,
+            tickets: 0,
+            dma: HashMap::new(),
+            last_dma: 0,
+            output: VecDeque::new(),
+        }
+    }
+
+    /// What the client can do, once it said so.
+    pub fn client(&self) -> Option<&Capabilities> {
+        match &self.phase {
+            Phase::Open(capabilities) => Some(capabilities),
+            Phase::Opening | Phase::Ended => None,
+        }
+    }
+
+    /// Takes what came from the socket at `now`, in any fragmentation.
+    ///
+    /// # Errors
+    /// The stream is broken; an error reply for the client may be in the output still.
+    pub fn receive(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>, now: Instant) -> Result<(), SessionError> {
+        if matches!(self.phase, Phase::Ended) {
+            return Ok(());
+        }
+        self.framer.push(bytes, descriptors);
+        loop {
+            match self.framer.next() {
+                Ok(Some(message)) => self.sort(message, now),
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    if let Some(header) = self.framer.broken_header() {
+                        self.refuse(&header, Errno::EINVAL);
+                    }
+                    self.end();
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+
+    fn sort(&mut self, message: Message, now: Instant) {
+        match message.header.kind() {
+            Kind::Command { .. } => {
+                self.waiting_bytes = self.waiting_bytes.saturating_add(message.body.len());
+                self.waiting.push_back((message, now));
+            }
+            Kind::Reply { error } => self.dma_reply(&message, error),
+            Kind::Invalid(kind) => {
+                tracing::debug!(kind, "a message is neither command nor reply");
+                self.refuse(&message.header, Errno::EINVAL);
+            }
+        }
+    }
+
+    fn dma_reply(&mut self, message: &Message, error: Option<u32>) {
+        let Some(state) = self.dma.get_mut(&message.header.id()) else {
+            return tracing::debug!(id = message.header.id(), "a reply to nothing");
+        };
+        let Dma::Waiting(access) = *state else { return };
+        let outcome = match error {
+            Some(errno) => Err(i32::try_from(errno).ok().map(Errno::from_raw).unwrap_or(Errno::EIO)),
+            None => Reply::dma_data(message.header.code(), &message.body, &access).map_err(|error| {
+                tracing::warn!(%error, "the client answered a DMA message with nonsense");
+                Errno::EPROTO
+            }),
+        };
+        *state = Dma::Over(outcome);
+    }
+
+    /// Whether more may be read from the socket: the queue has room.
+    pub fn hungry(&self) -> bool {
+        self.waiting.len() < limits::WAITING_COMMANDS
+            && self.waiting_bytes < limits::WAITING_BYTES
+            && self.output.len() < limits::WAITING_COMMANDS
+    }
+
+    /// The next command, if none is being executed. Malformed ones are answered here.
+    ///
+    /// # Errors
+    /// The client did not begin with a valid VERSION.
+    pub fn next_request(&mut self) -> Result<Option<Request>, SessionError> {
+        while self.executing.is_none() {
+            let Some((message, arrived)) = self.waiting.pop_front() else { break };
+            self.waiting_bytes = self.waiting_bytes.saturating_sub(message.body.len());
+            let command = Command::decode(&message.header, &message.body, message.descriptors.len());
+            match (&self.phase, command) {
+                (Phase::Opening, Ok(Command::Version(version))) => self.negotiate(&message.header, &version),
+                (Phase::Opening, _) => {
+                    self.refuse(&message.header, Errno::EINVAL);
+                    self.end();
+                    return Err(SessionError::NotNegotiated(message.header.code()));
+                }
+                (_, Ok(Command::Version(_))) => self.refuse(&message.header, Errno::EINVAL),
+                (_, Ok(_)) => {
+                    self.tickets = self.tickets.wrapping_add(1);
+                    let ticket = Ticket(self.tickets);
+                    self.executing = Some(Executing { ticket, header: message.header, arrived });
+                    return Ok(Some(Request { ticket, message }));
+                }
+                (_, Err(error)) => {
+                    tracing::debug!(code = %message.header.code(), %error, "malformed command");
+                    self.refuse(&message.header, error.errno());
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn negotiate(&mut self, header: &Header, version: &Version) {
+        let bytes = Reply::Version(version.answer()).encode(header.id());
+        self.output.push_back(Outgoing::new(bytes));
+        self.phase = Phase::Open(version.capabilities.clone());
+    }
+
+    fn refuse(&mut self, header: &Header, errno: Errno) {
+        if !matches!(header.kind(), Kind::Command { no_reply: true }) {
+            self.output.push_back(Outgoing::new(encode_error(header.id(), header.code(), errno)));
+        }
+    }
+
+    /// Answers the command that is being executed; an answer to another is late and ignored. Gives whether it
+    /// was this one.
+    pub fn finish(&mut self, ticket: Ticket, answer: Result<(Reply<'_>, Vec<Arc<OwnedFd>>), Errno>) -> bool {
+        let Some(Executing { header, .. }) = self.executing.take_if(|executing| executing.ticket == ticket) else {
+            return false;
+        };
+        match answer {
+            Err(errno) => self.refuse(&header, errno),
+            Ok(_) if matches!(header.kind(), Kind::Command { no_reply: true }) => {}
+            Ok((reply, descriptors)) => {
+                self.output.push_back(Outgoing { bytes: reply.encode(header.id()), descriptors });
+            }
+        }
+        true
+    }
+
+    /// When the session ends unless the command that is being executed is answered.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.executing.as_ref()?.arrived.checked_add(limits::REPLY)
+    }
+
+    /// Ends the session if the deadline is past.
+    ///
+    /// # Errors
+    /// [`SessionError::Overdue`]
+    pub fn expire(&mut self, now: Instant) -> Result<(), SessionError> {
+        match (&self.executing, self.deadline()) {
+            (Some(executing), Some(deadline)) if now >= deadline => {
+                let code = executing.header.code();
+                self.end();
+                Err(SessionError::Overdue { code, limit: limits::REPLY })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// No more commands, no more answers; what is in the output may still be sent.
+    pub fn end(&mut self) {
+        self.phase = Phase::Ended;
+        self.executing = None;
+        self.waiting.clear();
+        for state in self.dma.values_mut() {
+            if let Dma::Waiting(_) = state {
+                *state = Dma::Over(Err(Errno::ENOTCONN));
+            }
+        }
+    }
+
+    /// Sends a DMA_READ. At most [`Session::dma_limit`] bytes.
+    ///
+    /// # Errors
+    /// ENOTCONN before negotiation and after the end, EAGAIN when all ids are in use.
+    pub fn dma_read(&mut self, access: DmaAccess) -> Result<DmaId, Errno> {
+        self.dma_message(access, Command::DmaRead(access))
+    }
+
+    /// Sends a DMA_WRITE. At most [`Session::dma_limit`] bytes.
+    ///
+    /// # Errors
+    /// As [`Session::dma_read`].
+    pub fn dma_write(&mut self, write: DmaWrite<'_>) -> Result<DmaId, Errno> {
+        self.dma_message(write.access(), Command::DmaWrite(write))
+    }
+
+    fn dma_message(&mut self, access: DmaAccess, command: Command<'_>) -> Result<DmaId, Errno> {
+        if self.client().is_none() {
+            return Err(Errno::ENOTCONN);
+        }
+        if self.dma.len() >= limits::DMA_MESSAGES {
+            return Err(Errno::EAGAIN);
+        }
+        loop {
+            self.last_dma = self.last_dma.wrapping_add(1);
+            if !self.dma.contains_key(&self.last_dma) {
+                break;
+            }
+        }
+        self.output.push_back(Outgoing::new(command.encode(self.last_dma, false)));
+        self.dma.insert(self.last_dma, Dma::Waiting(access));
+        Ok(DmaId(self.last_dma))
+    }
+
+    /// What became of a DMA message: `None` while it is under way. The outcome is given once.
+    pub fn dma_outcome(&mut self, id: DmaId) -> Option<Result<Vec<u8>, Errno>> {
+        if let Some(Dma::Waiting(_)) = self.dma.get(&id.0) {
+            return None;
+        }
+        match self.dma.remove(&id.0) {
+            Some(Dma::Over(outcome)) => Some(outcome),
+            _ => Some(Err(Errno::EINVAL)),
+        }
+    }
+
+    /// The most bytes in one DMA message: a client that sends its reply in one piece without waiting (QEMU) cuts
+    /// off what its socket does not take, so they are small.
+    pub fn dma_limit(&self) -> u32 {
+        self.client().map_or(1, Capabilities::data_transfer).clamp(1, limits::DMA_MESSAGE)
+    }
+
+    /// What is to be sent next.
+    pub fn output(&mut self) -> &mut VecDeque<Outgoing> {
+        &mut self.output
+    }
+}
