@@ -2,4 +2,19 @@
 //!
 //! It knows no device and no VMM.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
+pub mod limits;
 pub mod memory;
+pub mod transport;
+pub mod wire;
