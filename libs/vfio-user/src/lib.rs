@@ -1,7 +1,6 @@
 //! The vfio-user protocol, both ends.
 //!
 //! It knows no device and no VMM.
-
 #![cfg_attr(
     not(test),
     warn(
@@ -14,6 +13,10 @@
     )
 )]
 
+pub mod dma;
+// Under loom only the table is built: see tests/loom.rs.
+#[cfg(not(loom))]
+pub mod irq;
 pub mod limits;
 pub mod memory;
 pub mod transport;
