@@ -17,4 +17,7 @@ pub mod dma;
 // Under loom only the table is built: see tests/loom.rs.
 #[cfg(not(loom))]
 pub mod irq;
+pub mod limits;
 pub mod memory;
+pub mod transport;
+pub mod wire;

@@ -1,0 +1,31 @@
+//! What a peer may ask for, and where each number comes from.
+
+/// The most data in one region access or DMA message, in bytes; the `max_data_xfer_size` that we announce.
+pub const DATA_TRANSFER: u32 = 1 << 20;
+
+/// The largest message, header included: a region write of [`DATA_TRANSFER`] bytes. libvfio-user has the same.
+pub const MESSAGE: u32 = DATA_TRANSFER + 32;
+
+/// The largest `argsz` that we take: what a reply to it may carry.
+pub const ARGUMENT: u32 = 1 << 20;
+
+/// The most writes in one REGION_WRITE_MULTI; QEMU's VFIO_USER_MULTI_MAX.
+pub const MULTIPLE_WRITES: usize = 200;
+
+/// The longest capabilities string of a VERSION message, its NUL included. Peers send some 200 bytes.
+pub const CAPABILITIES: usize = 16 << 10;
+
+/// The most descriptors with one message; the kernel's SCM_MAX_FD.
+pub const DESCRIPTORS: usize = 253;
+
+/// The `max_msg_fds` that we announce: QEMU refuses to go on at more than 16.
+pub const ANNOUNCED_DESCRIPTORS: u32 = 16;
+
+/// The largest `max_msg_fds` that we take from a peer; libvfio-user refuses the same.
+pub const PEER_DESCRIPTORS: u32 = 1024;
+
+/// The `max_dma_maps` that we announce; the protocol's default, and the most that QEMU takes.
+pub const DMA_MAPS: u32 = 65535;
+
+/// The `pgsizes` that we announce: mappings are multiples of 4 KiB.
+pub const PAGE_SIZES: u64 = 4096;
