@@ -78,8 +78,10 @@ pub struct Description {
 /// that takes longer than [`crate::limits::REPLY`].
 #[must_use = "the client waits for the answer"]
 pub struct Reply<T> {
-    send: Option<Box<dyn FnOnce(Result<T, Errno>) + Send>>,
+    send: Option<Answer<T>>,
 }
+
+type Answer<T> = Box<dyn FnOnce(Result<T, Errno>) + Send>;
 
 impl<T> Reply<T> {
     /// An answer that goes to `send`.

@@ -1,5 +1,7 @@
 //! What a peer may ask for, and where each number comes from.
 
+use std::time::Duration;
+
 /// The most data in one region access or DMA message, in bytes; the `max_data_xfer_size` that we announce.
 pub const DATA_TRANSFER: u32 = 1 << 20;
 
@@ -29,3 +31,25 @@ pub const DMA_MAPS: u32 = 65535;
 
 /// The `pgsizes` that we announce: mappings are multiples of 4 KiB.
 pub const PAGE_SIZES: u64 = 4096;
+
+/// The most bytes in one DMA message of ours: QEMU cuts a reply that its socket does not take at once.
+pub const DMA_MESSAGE: u32 = 64 << 10;
+
+/// The most DMA messages of ours under way.
+pub const DMA_MESSAGES: usize = 1024;
+
+/// How long a command may take: QEMU gives up after 5 s, and a late reply would break its stream.
+pub const REPLY: Duration = Duration::from_secs(4);
+
+/// The most commands that wait for the one before them; then the socket is left alone.
+pub const WAITING_COMMANDS: usize = 4096;
+
+/// The most bytes of them, and of replies that the client does not take.
+pub const WAITING_BYTES: usize = 4 << 20;
+
+/// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
+/// work that it is for.
+pub const LOOK: Duration = Duration::from_micros(30);
+
+/// What poll(2) counts in.
+pub const POLL_GRAIN: Duration = Duration::from_millis(1);

@@ -10,6 +10,8 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use nix::errno::Errno;
+
 use super::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 
 /// A range and what lies behind it.
@@ -66,6 +68,18 @@ pub enum InsertError {
         /// How many entries fit.
         limit: usize,
     },
+}
+
+impl InsertError {
+    /// What the client gets.
+    pub fn errno(self) -> Errno {
+        match self {
+            Self::Range { .. } => Errno::EINVAL,
+            // What the specification says; libvfio-user says EINVAL, and takes an identical map again.
+            Self::Overlap { .. } => Errno::EEXIST,
+            Self::Full { .. } => Errno::ENOSPC,
+        }
+    }
 }
 
 type Snapshot<M> = Arc<Vec<Arc<Entry<M>>>>;

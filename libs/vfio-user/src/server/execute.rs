@@ -40,7 +40,7 @@ pub(super) fn execute(connection: &Arc<Connection>, device: &dyn Device, mut req
             connection.finish(ticket, Ok((WireReply::Info(info), vec![])));
         }
         Command::GetRegionInfo(query) => {
-            let answer = region(device, query.index).map(|region| region_info(region, query));
+            let answer = region(device, query.index).and_then(|region| region_info(region, query));
             connection.finish(ticket, answer);
         }
         Command::GetRegionIoFds(query) => {
@@ -86,7 +86,7 @@ pub(super) fn execute(connection: &Arc<Connection>, device: &dyn Device, mut req
     }
 }
 
-type Answer<'a> = Result<(WireReply<'a>, Vec<Arc<OwnedFd>>), Errno>;
+type Answer<'a> = Result<(WireReply<'a>, Vec<OwnedFd>), Errno>;
 
 impl Connection {
     /// The token for an answer that carries what `encode` makes of the device's result.
@@ -111,7 +111,7 @@ fn region(device: &dyn Device, index: u32) -> Result<&Region, Errno> {
     device.description().regions.get(index as usize).ok_or(Errno::EINVAL)
 }
 
-fn region_info(region: &Region, query: Query) -> (WireReply<'static>, Vec<Arc<OwnedFd>>) {
+fn region_info(region: &Region, query: Query) -> Answer<'static> {
     let mut flags = RegionFlags::default();
     for (set, flag) in [
         (region.readable, RegionFlags::READ),
@@ -134,21 +134,21 @@ fn region_info(region: &Region, query: Query) -> (WireReply<'static>, Vec<Arc<Ow
         }
         // With the reply that the client can use, not with the one that only says how much room it needs.
         if info.encoded_size() <= query.argsz {
-            descriptors.push(file.clone());
+            descriptors.push(copy(file)?);
         }
     }
-    (WireReply::region_info(info, query.argsz), descriptors)
+    Ok((WireReply::region_info(info, query.argsz), descriptors))
 }
 
 fn io_fds(region: &Region, query: Query) -> Answer<'static> {
     if region.size == 0 {
         return Err(Errno::EINVAL);
     }
-    let mut descriptors: Vec<Arc<OwnedFd>> = Vec::new();
+    let mut descriptors: Vec<&Arc<OwnedFd>> = Vec::new();
     let entries = region.ioeventfds.iter().map(|ioeventfd| {
         let known = descriptors.iter().position(|descriptor| Arc::ptr_eq(descriptor, &ioeventfd.eventfd));
         let descriptor = known.unwrap_or_else(|| {
-            descriptors.push(ioeventfd.eventfd.clone());
+            descriptors.push(&ioeventfd.eventfd);
             descriptors.len().saturating_sub(1)
         });
         IoFd {
@@ -165,7 +165,12 @@ fn io_fds(region: &Region, query: Query) -> Answer<'static> {
     if fds.encoded_size() > query.argsz {
         descriptors.clear();
     }
+    let descriptors = descriptors.into_iter().map(|eventfd| copy(eventfd)).collect::<Result<_, _>>()?;
     Ok((WireReply::region_io_fds(fds, query.argsz), descriptors))
+}
+
+fn copy(descriptor: &OwnedFd) -> Result<OwnedFd, Errno> {
+    descriptor.try_clone().map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }
 
 /// Whether all of an access lies in its region.
@@ -214,13 +219,8 @@ impl Drop for Batch {
     }
 }
 
-/// The answer counts the writes that were done; those after one that fails are not tried.
-fn write_multi(
-    connection: &Arc<Connection>,
-    device: &dyn Device,
-    ticket: Ticket,
-    writes: &RegionWrites<'_>,
-) {
+/// The answer counts the writes that were done; those after one that is out of place are not tried.
+fn write_multi(connection: &Arc<Connection>, device: &dyn Device, ticket: Ticket, writes: &RegionWrites<'_>) {
     let batch = Arc::new(Batch { connection: connection.clone(), ticket, done: AtomicU64::new(0) });
     for write in writes.iter() {
         let access = write.access();
@@ -306,11 +306,7 @@ fn dma_unmap(connection: &Arc<Connection>, device: &dyn Device, ticket: Ticket, 
         Err(errno) => return connection.finish(ticket, Err(errno)),
     };
     // Owned by every region that was removed: the last one to be released takes it along, and that answers.
-    let answer = Arc::new(Released {
-        connection: connection.clone(),
-        ticket,
-        unmap,
-    });
+    let answer = Arc::new(Released { connection: connection.clone(), ticket, unmap });
     for region in removed {
         let answer = answer.clone();
         region.value.on_release(move || drop(answer));

@@ -7,16 +7,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::Outgoing;
 use crate::limits;
-use crate::transport::{FrameError, Framer, Message};
+use crate::transport::{FrameError, Framer, Message, Outbox};
 use crate::wire::{
-    self, Capabilities, Command, CommandCode, DmaAccess, DmaWrite, Header, Kind, Reply, Version, encode_error,
+    Capabilities, Command, CommandCode, DmaAccess, DmaWrite, Header, Kind, Reply, Version, encode_error,
 };
 
 /// Why a session cannot go on.
@@ -62,9 +60,9 @@ pub struct Request {
 }
 
 impl Request {
-    /// The command; it was decoded before, so it is there.
-    pub fn command(&self) -> Option<Command<'_>> {
-        Command::decode(&self.message.header, &self.message.body, self.message.descriptors.len()).ok()
+    /// The command, which `descriptors` came with; it was decoded before, so it is there.
+    pub fn command(&self, descriptors: usize) -> Option<Command<'_>> {
+        Command::decode(&self.message.header, &self.message.body, descriptors).ok()
     }
 
     /// Which command it is.
@@ -107,7 +105,7 @@ pub struct Session {
     tickets: u64,
     dma: HashMap<u16, Dma>,
     last_dma: u16,
-    output: VecDeque<Outgoing>,
+    output: Outbox,
 }
 
 impl Default for Session {
@@ -121,14 +119,14 @@ impl Session {
     pub fn new() -> Self {
         Self {
             phase: Phase::Opening,
-            framer: Framer::default(),
+            framer: Framer::new(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             executing: None,
             tickets: 0,
             dma: HashMap::new(),
             last_dma: 0,
-            output: VecDeque::new(),
+            output: Outbox::new(),
         }
     }
 
@@ -144,17 +142,22 @@ impl Session {
     ///
     /// # Errors
     /// The stream is broken; an error reply for the client may be in the output still.
-    pub fn receive(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>, now: Instant) -> Result<(), SessionError> {
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        descriptors: Vec<OwnedFd>,
+        now: Instant,
+    ) -> Result<(), SessionError> {
         if matches!(self.phase, Phase::Ended) {
             return Ok(());
         }
         self.framer.push(bytes, descriptors);
         loop {
-            match self.framer.next() {
+            match self.framer.next_message() {
                 Ok(Some(message)) => self.sort(message, now),
                 Ok(None) => return Ok(()),
                 Err(error) => {
-                    if let Some(header) = self.framer.broken_header() {
+                    if let FrameError::Size { header } = error {
                         self.refuse(&header, Errno::EINVAL);
                     }
                     self.end();
@@ -183,12 +186,19 @@ impl Session {
             return tracing::debug!(id = message.header.id(), "a reply to nothing");
         };
         let Dma::Waiting(access) = *state else { return };
-        let outcome = match error {
-            Some(errno) => Err(i32::try_from(errno).ok().map(Errno::from_raw).unwrap_or(Errno::EIO)),
-            None => Reply::dma_data(message.header.code(), &message.body, &access).map_err(|error| {
-                tracing::warn!(%error, "the client answered a DMA message with nonsense");
-                Errno::EPROTO
-            }),
+        let outcome = match (error, Reply::decode(message.header.code(), &message.body)) {
+            (Some(errno), _) => Err(i32::try_from(errno).map_or(Errno::EIO, Errno::from_raw)),
+            (None, Ok(Reply::DmaRead { address, data }))
+                if address == access.address && data.len() == access.count as usize =>
+            {
+                Ok(data.to_vec())
+            }
+            // What a client says of its own memory is not checked further: QEMU's releases say it differently.
+            (None, Ok(Reply::DmaWrite(_))) => Ok(vec![]),
+            (None, other) => {
+                tracing::warn!(?access, reply = ?other.map(|reply| reply.code()), "nonsense answers a DMA message");
+                Err(Errno::EPROTO)
+            }
         };
         *state = Dma::Over(outcome);
     }
@@ -197,7 +207,7 @@ impl Session {
     pub fn hungry(&self) -> bool {
         self.waiting.len() < limits::WAITING_COMMANDS
             && self.waiting_bytes < limits::WAITING_BYTES
-            && self.output.len() < limits::WAITING_COMMANDS
+            && self.output.len() < limits::WAITING_BYTES
     }
 
     /// The next command, if none is being executed. Malformed ones are answered here.
@@ -233,28 +243,30 @@ impl Session {
     }
 
     fn negotiate(&mut self, header: &Header, version: &Version) {
-        let bytes = Reply::Version(version.answer()).encode(header.id());
-        self.output.push_back(Outgoing::new(bytes));
+        self.output.push(Reply::Version(version.answer()).encode(header.id()), vec![]);
         self.phase = Phase::Open(version.capabilities.clone());
     }
 
     fn refuse(&mut self, header: &Header, errno: Errno) {
         if !matches!(header.kind(), Kind::Command { no_reply: true }) {
-            self.output.push_back(Outgoing::new(encode_error(header.id(), header.code(), errno)));
+            // Positive whatever the device made of it: errno 0 would look like success to some.
+            let errno = u32::try_from(errno as i32).unwrap_or(0).max(1);
+            self.output.push(encode_error(header.id(), header.code(), errno), vec![]);
         }
     }
 
     /// Answers the command that is being executed; an answer to another is late and ignored. Gives whether it
     /// was this one.
-    pub fn finish(&mut self, ticket: Ticket, answer: Result<(Reply<'_>, Vec<Arc<OwnedFd>>), Errno>) -> bool {
-        let Some(Executing { header, .. }) = self.executing.take_if(|executing| executing.ticket == ticket) else {
+    pub fn finish(&mut self, ticket: Ticket, answer: Result<(Reply<'_>, Vec<OwnedFd>), Errno>) -> bool {
+        let Some(Executing { header, .. }) = self.executing.take_if(|executing| executing.ticket == ticket)
+        else {
             return false;
         };
         match answer {
             Err(errno) => self.refuse(&header, errno),
             Ok(_) if matches!(header.kind(), Kind::Command { no_reply: true }) => {}
             Ok((reply, descriptors)) => {
-                self.output.push_back(Outgoing { bytes: reply.encode(header.id()), descriptors });
+                self.output.push(reply.encode(header.id()), descriptors);
             }
         }
         true
@@ -315,20 +327,24 @@ impl Session {
         if self.dma.len() >= limits::DMA_MESSAGES {
             return Err(Errno::EAGAIN);
         }
-        loop {
+        // There are far fewer messages than ids, so this finds one.
+        self.last_dma = self.last_dma.wrapping_add(1);
+        while self.dma.contains_key(&self.last_dma) {
             self.last_dma = self.last_dma.wrapping_add(1);
-            if !self.dma.contains_key(&self.last_dma) {
-                break;
-            }
         }
-        self.output.push_back(Outgoing::new(command.encode(self.last_dma, false)));
+        self.output.push(command.encode(self.last_dma, false), vec![]);
         self.dma.insert(self.last_dma, Dma::Waiting(access));
         Ok(DmaId(self.last_dma))
     }
 
+    /// Whether a DMA message is not answered yet.
+    pub fn dma_under_way(&self, id: DmaId) -> bool {
+        matches!(self.dma.get(&id.0), Some(Dma::Waiting(_)))
+    }
+
     /// What became of a DMA message: `None` while it is under way. The outcome is given once.
     pub fn dma_outcome(&mut self, id: DmaId) -> Option<Result<Vec<u8>, Errno>> {
-        if let Some(Dma::Waiting(_)) = self.dma.get(&id.0) {
+        if self.dma_under_way(id) {
             return None;
         }
         match self.dma.remove(&id.0) {
@@ -344,7 +360,7 @@ impl Session {
     }
 
     /// What is to be sent next.
-    pub fn output(&mut self) -> &mut VecDeque<Outgoing> {
+    pub fn output(&mut self) -> &mut Outbox {
         &mut self.output
     }
 }

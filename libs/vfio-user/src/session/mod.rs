@@ -1,0 +1,3 @@
+//! Sessions as state machines without I/O.
+
+pub mod server;
