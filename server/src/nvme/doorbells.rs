@@ -1,0 +1,51 @@
+//! The doorbell registers as memory: pages that clients map, or that only this process sees.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+use outboard_vfio_user::memory::SharedMemory;
+use vm_memory::Bytes;
+
+/// An array of little-endian dwords, index 2y the tail of submission queue y, 2y+1 the head of completion queue
+/// y (NVMe 1.4, 3.1.24). Whoever maps it may write anything at any time.
+#[derive(Debug)]
+pub struct Doorbells {
+    memory: SharedMemory,
+    length: usize,
+}
+
+impl Doorbells {
+    /// Doorbells in `length` bytes, all 0.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::new`].
+    pub fn new(length: usize) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::new("outboard-doorbells", length)?, length })
+    }
+
+    /// The bytes that they take.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The value of one; 0 beyond the end.
+    #[inline]
+    pub fn load(&self, index: usize) -> u32 {
+        let at = index.saturating_mul(4);
+        u32::from_le(self.memory.bytes().load(at, Ordering::Acquire).unwrap_or(0))
+    }
+
+    /// Sets one; false beyond the end.
+    #[inline]
+    pub fn store(&self, index: usize, value: u32) -> bool {
+        let at = index.saturating_mul(4);
+        self.memory.bytes().store(value.to_le(), at, Ordering::Release).is_ok()
+    }
+}
+
+impl AsFd for Doorbells {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
