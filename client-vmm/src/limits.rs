@@ -5,6 +5,9 @@ use std::time::Duration;
 /// The deepest queue: one command less than the driver's largest.
 pub const DEPTH: u16 = 4095;
 
+/// The fewest entries of a queue, if the drive allows them; what SPDK's tools have.
+pub const QUEUE_ENTRIES: u16 = 256;
+
 /// The most jobs, each with a queue pair of its own.
 pub const JOBS: u16 = 128;
 

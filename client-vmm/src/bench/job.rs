@@ -52,6 +52,14 @@ pub enum JobError {
         /// What drive and program can do, and the namespace holds.
         most: u64,
     },
+    /// The drive's queues are shorter.
+    #[error("The drive's queues hold {most} commands, not {depth}")]
+    Depth {
+        /// What was wanted.
+        depth: u16,
+        /// What they hold.
+        most: u16,
+    },
     /// I/Os that never ended.
     #[error("{count} I/Os did not end within {within:?}", within = limits::DRAIN)]
     Lost {
@@ -77,9 +85,15 @@ impl Workload {
         let page = driver::limits::PAGE_SIZE;
         let buffer = self.block.next_multiple_of(page).saturating_add(page);
         // A submission entry and a completion entry for each, and the ends of their pages.
-        usize::from(self.depth)
-            .saturating_mul(buffer.saturating_add(80))
-            .saturating_add(page.saturating_mul(4))
+        let queue =
+            usize::from(self.queue_entries()).saturating_mul(64 + 16).saturating_add(page.saturating_mul(2));
+        usize::from(self.depth).saturating_mul(buffer).saturating_add(queue)
+    }
+
+    /// As many as the commands need, and no fewer than is usual: each turn of a queue with shadow doorbells
+    /// costs a message.
+    fn queue_entries(&self) -> u16 {
+        self.depth.saturating_add(1).max(limits::QUEUE_ENTRIES)
     }
 }
 
@@ -134,7 +148,11 @@ impl Job {
         }
         let Some(Ok(blocks)) = block.checked_div(unit).map(u32::try_from) else { return Err(wrong) };
         let places = size.checked_div(block).unwrap_or(1).max(1);
-        let queue = drive.create_queue_pair(workload.depth.saturating_add(1))?;
+        let (depth, most) = (workload.depth, drive.max_queue_entries().saturating_sub(1));
+        if depth > most {
+            return Err(JobError::Depth { depth, most });
+        }
+        let queue = drive.create_queue_pair(workload.queue_entries().min(drive.max_queue_entries()))?;
         let buffers = (0..workload.depth).map(|_| buffer(drive, workload.block)).collect::<Result<_, _>>()?;
         // Any odd number that differs from job to job.
         let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number).wrapping_add(1));
