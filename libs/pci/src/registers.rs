@@ -31,10 +31,6 @@ impl Registers {
         }
     }
 
-    /// Sets bytes for now; a reset brings the initial value back.
-    pub(crate) fn change(&mut self, offset: usize, bytes: &[u8]) {
-        overwrite(&mut self.value, offset, bytes);
-    }
 
     pub(crate) fn make_writable(&mut self, offset: usize, mask: &[u8]) {
         overwrite(&mut self.writable, offset, mask);
