@@ -1,0 +1,5 @@
+//! The controller against a host and disks in memory.
+
+mod admin;
+mod io;
+mod machine;
