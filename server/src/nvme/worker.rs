@@ -174,13 +174,14 @@ impl Drive {
         let mut quiet_since: Option<Instant> = None;
         loop {
             self.machine.refresh();
+            let settled = self.settle();
             let progress = self.controller.poll(&mut self.machine);
             if self.bell.rung.load(Ordering::Relaxed) && self.bell.rung.swap(false, Ordering::Acquire) {
                 self.obey(&mut life);
                 quiet_since = None;
                 continue;
             }
-            if self.settle() || progress {
+            if settled || progress {
                 quiet_since = None;
                 continue;
             }
@@ -198,16 +199,17 @@ impl Drive {
         }
     }
 
-    /// Does what waits for the last I/O to end; true if that was anything.
+    /// Does what waits for I/O under way to end; true if that was anything.
     fn settle(&mut self) -> bool {
-        if (self.next_client.is_none() && self.resets.is_empty()) || !self.controller.is_quiet() {
-            return false;
+        if self.next_client.is_some() && self.controller.in_flight() == 0 {
+            self.next_client.take().into_iter().for_each(|connection| self.machine.attach(connection));
+            return true;
         }
-        if let Some(connection) = self.next_client.take() {
-            self.machine.attach(connection);
+        if !self.resets.is_empty() && self.controller.is_quiet() {
+            self.resets.drain(..).for_each(|reply| reply.ok(()));
+            return true;
         }
-        self.resets.drain(..).for_each(|reply| reply.ok(()));
-        true
+        false
     }
 
     fn obey(&mut self, life: &mut Life) {
@@ -231,7 +233,7 @@ impl Drive {
 
     /// Sleeps until there may be something to do.
     fn sleep(&mut self, quiet: Duration) {
-        let in_use = self.machine.is_attached() && !self.controller.is_disabled();
+        let in_use = self.machine.is_attached() && !self.controller.is_quiet();
         let alert = quiet < ALERT;
         let nap = match self.doorbells {
             _ if !in_use => None,

@@ -1,0 +1,4 @@
+//! The driver in one process with what it drives: the controller of this crate, and a device that lies.
+
+mod lying_device;
+mod machine;
