@@ -150,7 +150,7 @@ pub enum BenchError {
     #[error(transparent)]
     Drive(#[from] DriveError),
     /// Nor this one's queues, memory or namespaces.
-    #[error("The drive failed: {0}")]
+    #[error("The drive failed")]
     Driver(#[from] driver::Error),
     /// A job ended early.
     #[error(transparent)]
@@ -167,7 +167,7 @@ pub enum BenchError {
         jobs: u16,
     },
     /// The figures cannot be written as JSON.
-    #[error("The figures cannot be printed: {0}")]
+    #[error("The figures cannot be printed")]
     Print(#[from] serde_json::Error),
 }
 
@@ -185,9 +185,9 @@ pub fn run(arguments: &Arguments) -> Result<(), BenchError> {
             time: arguments.time,
             cpu: arguments.cpu,
         };
-        eprintln!("{} at depth {depth} for {:?}", pattern_name(arguments.rw), arguments.time);
         let device = &arguments.device;
         let client = connect(&device.socket)?;
+        eprintln!("{} at depth {depth} for {:?}", pattern_name(arguments.rw), arguments.time);
         figures.push(measure(&client, device, arguments.jobs, workload)?);
     }
     if arguments.json {

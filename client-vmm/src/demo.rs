@@ -92,22 +92,22 @@ pub enum DemoError {
         path: PathBuf,
     },
     /// The server does not start.
-    #[error("The server cannot be started: {0}")]
+    #[error("The server cannot be started")]
     Start(#[source] io::Error),
     /// The server ended too early, or badly, or not at all.
     #[error("The server {0}")]
     Server(String),
     /// Files.
-    #[error("The temporary image: {0}")]
+    #[error("The temporary image failed")]
     Image(#[source] io::Error),
     /// The drive.
     #[error(transparent)]
     Drive(#[from] DriveError),
     /// The drive's queues or memory.
-    #[error("The drive failed: {0}")]
+    #[error("The drive failed")]
     Driver(#[from] driver::Error),
     /// An I/O failed.
-    #[error("An I/O failed: {0}")]
+    #[error("An I/O failed")]
     Io(#[from] driver::CommandError),
     /// I/Os that do not end.
     #[error("{count} I/Os did not end in time")]

@@ -36,7 +36,7 @@ pub enum DriveError {
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The drive.
-    #[error("The drive cannot be used: {0}")]
+    #[error("The drive cannot be used")]
     Driver(#[from] driver::Error),
     /// Another device.
     #[error("The device has the class code {class:02x?}, not that of an NVMe controller")]
@@ -48,10 +48,10 @@ pub enum DriveError {
     #[error("The server lets no doorbell be mapped (is it started with --doorbells posted?)")]
     NotMappable,
     /// What the server says of its areas is wrong.
-    #[error("The doorbells cannot be mapped: {0}")]
+    #[error("The doorbells cannot be mapped")]
     Area(#[from] AreaError),
     /// This process has no memory for it.
-    #[error("No memory that can be shared: {0}")]
+    #[error("No memory that can be shared")]
     Memory(#[from] io::Error),
 }
 

@@ -1,5 +1,7 @@
 //! outboard-vmm: a thin main over the library.
 
+use std::process::ExitCode;
+
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use outboard_vmm::{bench, demo};
@@ -19,13 +21,23 @@ enum Command {
     Demo(demo::Arguments),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
-    match Arguments::parse().command {
-        Command::Bench(arguments) => bench::run(&arguments).context("The benchmark failed"),
-        Command::Demo(arguments) => demo::run(&arguments).context("The demonstration failed"),
+    match run(&Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("outboard-vmm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Bench(arguments) => bench::run(arguments).context("The benchmark failed"),
+        Command::Demo(arguments) => demo::run(arguments).context("The demonstration failed"),
     }
 }

@@ -34,13 +34,13 @@ pub struct Workload {
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// The queue failed.
-    #[error("The drive failed: {0}")]
+    #[error("The drive failed")]
     Driver(#[from] driver::Error),
     /// An I/O failed.
-    #[error("An I/O failed: {0}")]
+    #[error("An I/O failed")]
     Io(#[from] CommandError),
     /// The I/Os cannot be described.
-    #[error("No I/O of this size: {0}")]
+    #[error("No I/O of this size")]
     Prp(#[from] PrpError),
     /// The I/Os do not fit the namespace or the drive.
     #[error("An I/O of {block} bytes is no multiple of the drive's {unit} bytes, or more than {most}")]
@@ -67,7 +67,7 @@ pub enum JobError {
         count: usize,
     },
     /// The core is not there, or not ours.
-    #[error("Cannot run on core {cpu}: {source}")]
+    #[error("Cannot run on core {cpu}")]
     Pin {
         /// Which.
         cpu: usize,

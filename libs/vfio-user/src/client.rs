@@ -38,7 +38,7 @@ pub use region::{AreaError, Region};
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no server at this path, or it does not take us.
-    #[error("Cannot connect to {path}: {source}", path = path.display())]
+    #[error("Cannot connect to {path}", path = path.display())]
     Connect {
         /// The path.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum ClientError {
         errno: Errno,
     },
     /// The server's answer makes no sense.
-    #[error("The server's answer to {code} is malformed: {source}")]
+    #[error("The server's answer to {code} is malformed")]
     Malformed {
         /// What was asked.
         code: CommandCode,
@@ -86,13 +86,13 @@ pub enum ClientError {
         after: Duration,
     },
     /// The connection is over.
-    #[error("The connection is over: {0}")]
+    #[error("The connection is over")]
     Disconnected(#[from] Disconnect),
     /// All ids are taken.
     #[error(transparent)]
     Busy(#[from] TooManyCommands),
     /// What the caller asks for cannot be put into a message.
-    #[error("{code} cannot be sent: {source}")]
+    #[error("{code} cannot be sent")]
     Invalid {
         /// What was to be asked.
         code: CommandCode,
@@ -100,7 +100,7 @@ pub enum ClientError {
         source: DecodeError,
     },
     /// This process is out of something: descriptors, threads or memory.
-    #[error("This process cannot go on: {0}")]
+    #[error("This process is out of resources")]
     Resources(#[from] io::Error),
 }
 

@@ -29,7 +29,7 @@ pub enum Disconnect {
     #[error("it was closed by this client")]
     Here,
     /// The server broke the protocol.
-    #[error("{0}")]
+    #[error("the server broke the protocol")]
     Session(#[from] SessionError),
     /// The server does not read what it is sent.
     #[error("the server takes no more messages")]
@@ -248,12 +248,12 @@ impl Connection {
                 }
                 Received::Closed => return Err(Disconnect::Server),
             }
-            // A server that asks and does not listen is not listened to either.
-            while self.lock().outbox.len() > limits::WAITING_BYTES && !self.flush()? {
-                memory.release();
-                self.wait(PollFlags::POLLOUT, PollTimeout::NONE).map_err(Disconnect::Socket)?;
-            }
         }
+    }
+
+    /// How many bytes the server has yet to take.
+    pub(super) fn waiting(&self) -> usize {
+        self.lock().outbox.len()
     }
 
     /// Whether the socket has taken all.
@@ -265,6 +265,11 @@ impl Connection {
     fn take(&self, bytes: &[u8], descriptors: Vec<OwnedFd>, memory: &mut View) -> Result<(), Disconnect> {
         self.lock().session.receive(bytes, descriptors);
         loop {
+            // A server that asks and does not listen is not listened to either.
+            while self.waiting() > limits::WAITING_BYTES && !self.flush()? {
+                memory.release();
+                self.wait(PollFlags::POLLOUT, PollTimeout::NONE).map_err(Disconnect::Socket)?;
+            }
             let event = self.lock().session.next_event()?;
             match event {
                 // The caller may have gone, after its time-out.

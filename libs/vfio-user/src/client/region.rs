@@ -44,7 +44,7 @@ pub enum AreaError {
     #[error("The region has no descriptor to map")]
     NoDescriptor,
     /// What mmap(2) or fstat(2) says.
-    #[error("The area cannot be mapped: {0}")]
+    #[error("The area cannot be mapped")]
     Map(#[from] io::Error),
 }
 

@@ -464,6 +464,42 @@ fn the_server_gets_no_more_than_what_is_mapped() {
     assert_eq!(client.received().total(), 9);
 }
 
+/// Its replies wait, but not without bound: then its questions wait, too.
+#[test]
+fn a_server_that_asks_and_does_not_listen_is_served_later() {
+    const COUNT: u32 = 256 << 10;
+    const QUESTIONS: u16 = 300;
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || {
+        answer_version(&mut theirs);
+        let (header, _) = read_message(&mut theirs).unwrap();
+        theirs.write_all(&Reply::Done(CommandCode::DMA_MAP).encode(header.id())).unwrap();
+        let mut asker = theirs.try_clone().unwrap();
+        let asking = thread::spawn(move || {
+            for id in 0..QUESTIONS {
+                let question = Command::DmaRead(crate::wire::DmaAccess { address: 0, count: COUNT });
+                asker.write_all(&question.encode(id, false)).unwrap();
+            }
+        });
+        thread::sleep(Duration::from_millis(300));
+        for id in 0..QUESTIONS {
+            let (header, body) = read_message(&mut theirs).unwrap();
+            assert_eq!((header.id(), body.len()), (id, 16 + COUNT as usize));
+        }
+        asking.join().unwrap();
+        theirs
+    });
+    let client = Client::new(ours, Options::default()).unwrap();
+    let memory = SharedMemory::new("guest", COUNT as usize).unwrap();
+    let part = Memory { file: memory.as_fd(), offset: 0, length: COUNT as usize };
+    client.dma_map(Iova(0), part, Access::Read, Sharing::Messages).unwrap();
+    thread::sleep(Duration::from_millis(150));
+    let waiting = client.connection.waiting();
+    assert!(waiting > limits::WAITING_BYTES, "the flood has begun");
+    assert!(waiting < 2 * limits::WAITING_BYTES, "{waiting}");
+    let _theirs = server.join().unwrap();
+}
+
 fn region(size: u64, areas: Vec<SparseArea>, file: Option<OwnedFd>) -> Region {
     let capabilities = vec![RegionCapability::Unknown { id: 9 }, RegionCapability::SparseMmap(areas)];
     Region::new(RegionInfo { index: 0, flags: RegionFlags(7), size, file_offset: 0, capabilities }, file)

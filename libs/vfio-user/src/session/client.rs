@@ -4,6 +4,7 @@
 //! with the reply. A reply that belongs to no command ends the session: the stream cannot be trusted any more.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 
 use crate::transport::{FrameError, Framer, Message};
@@ -13,7 +14,7 @@ use crate::wire::{Command, CommandCode, Kind};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// The stream cannot be cut into messages any more.
-    #[error("The server's stream is broken: {0}")]
+    #[error("The server's stream is broken")]
     Frame(#[from] FrameError),
     /// A reply to nothing.
     #[error("The server answered a {code} with the id {id}, which was not sent")]
@@ -140,10 +141,16 @@ impl<W> Session<W> {
         match message.header.kind() {
             Kind::Command { no_reply } => Ok(Some(Event::Command { message, no_reply })),
             Kind::Invalid(kind) => Err(SessionError::InvalidType { kind }),
-            Kind::Reply { error } => match self.pending.remove(&id) {
-                None => Err(SessionError::UnexpectedReply { id, code: answered }),
-                Some((sent, _)) if sent != answered => Err(SessionError::WrongCommand { id, sent, answered }),
-                Some((_, waiter)) => Ok(Some(Event::Reply { waiter, message, error })),
+            // A waiter is let go of only with its reply, or with the session.
+            Kind::Reply { error } => match self.pending.entry(id) {
+                Entry::Vacant(_) => Err(SessionError::UnexpectedReply { id, code: answered }),
+                Entry::Occupied(entry) if entry.get().0 != answered => {
+                    Err(SessionError::WrongCommand { id, sent: entry.get().0, answered })
+                }
+                Entry::Occupied(entry) => {
+                    let (_, waiter) = entry.remove();
+                    Ok(Some(Event::Reply { waiter, message, error }))
+                }
             },
         }
     }
