@@ -53,7 +53,8 @@ impl Session {
 
     /// The client has left, and what is left is cleaning up.
     fn is_hung_up(&self) -> bool {
-        let mut descriptors = [PollFd::new(self.stream.as_fd(), PollFlags::POLLRDHUP)];
+        let mut descriptors =
+            [PollFd::new(self.stream.as_fd(), PollFlags::from_bits_retain(nix::libc::POLLRDHUP))];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(1..))
     }
 }
@@ -104,11 +105,7 @@ impl Signals {
     }
 }
 
-async fn serve_one(
-    stream: UnixStream,
-    service: &Arc<impl Service>,
-    signals: &mut Signals,
-) -> io::Result<()> {
+async fn serve_one(stream: UnixStream, service: &Arc<impl Service>, signals: &mut Signals) -> io::Result<()> {
     let mut session = Session::start(service, stream)?;
     tokio::select! {
         _ = &mut session.over => {}

@@ -9,7 +9,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt,
+};
 
 /// sun_path holds 108 bytes, the NUL included (unix(7)).
 const PATH_MAX: usize = 107;
@@ -18,7 +20,9 @@ const PATH_MAX: usize = 107;
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Longer than a UNIX address.
-    #[error("The socket's path has {length} bytes, and {PATH_MAX} is the most; choose a shorter one, or a path relative to the working directory")]
+    #[error(
+        "The socket's path has {length} bytes, and {PATH_MAX} is the most; choose a shorter one, or a path relative to the working directory"
+    )]
     TooLong {
         /// In bytes.
         length: usize,
@@ -56,7 +60,9 @@ pub enum ListenError {
         source: io::Error,
     },
     /// `--fd` names no open UNIX stream socket.
-    #[error("Descriptor {fd} is not an open UNIX stream socket; pass one that listens, or one that is connected to the client")]
+    #[error(
+        "Descriptor {fd} is not an open UNIX stream socket; pass one that listens, or one that is connected to the client"
+    )]
     Descriptor {
         /// Which.
         fd: RawFd,
@@ -107,10 +113,7 @@ impl Source {
         }
         .map_err(|error| describe(path, error))?;
         let file = fs::symlink_metadata(path).map_err(|error| describe(path, error))?;
-        Ok(Self::Listener(
-            listener,
-            Some(SocketFile { path: path.into(), inode: (file.dev(), file.ino()) }),
-        ))
+        Ok(Self::Listener(listener, Some(SocketFile { path: path.into(), inode: (file.dev(), file.ino()) })))
     }
 
     /// Takes over an inherited descriptor.

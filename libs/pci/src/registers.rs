@@ -31,7 +31,6 @@ impl Registers {
         }
     }
 
-
     pub(crate) fn make_writable(&mut self, offset: usize, mask: &[u8]) {
         overwrite(&mut self.writable, offset, mask);
     }

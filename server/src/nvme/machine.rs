@@ -125,7 +125,7 @@ impl Host for Machine {
 pub struct Pin(dma::Pin);
 
 impl PinnedBytes for Pin {
-    fn bytes(&self) -> VolatileSlice<'_> {
+    fn bytes(&self) -> Option<VolatileSlice<'_>> {
         self.0.bytes()
     }
 }

@@ -79,13 +79,17 @@ impl Worker {
     /// # Errors
     /// What eventfd(2) or the creation of a thread says.
     pub fn start(
-        controller: Controller<Machine, Backend>,
+        controller: Controller<Machine, Backend<Machine>>,
         machine: Machine,
         events: Vec<OwnedFd>,
         doorbells: DoorbellMode,
     ) -> io::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let bell = Arc::new(Bell { rung: AtomicBool::new(false), asleep: AtomicBool::new(false), eventfd: EventFd::from_flags(flags)? });
+        let bell = Arc::new(Bell {
+            rung: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            eventfd: EventFd::from_flags(flags)?,
+        });
         let (orders, received) = channel();
         let drive = Drive {
             controller,
@@ -151,7 +155,7 @@ enum Life {
 }
 
 struct Drive {
-    controller: Controller<Machine, Backend>,
+    controller: Controller<Machine, Backend<Machine>>,
     machine: Machine,
     doorbells: DoorbellMode,
     events: Vec<OwnedFd>,
