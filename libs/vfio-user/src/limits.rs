@@ -53,3 +53,15 @@ pub const LOOK: Duration = Duration::from_micros(30);
 
 /// What poll(2) counts in.
 pub const POLL_GRAIN: Duration = Duration::from_millis(1);
+
+/// The most bytes that a client takes from its socket at once.
+pub const RECEIPT: usize = 64 << 10;
+
+/// The most regions that a client takes from a server; QEMU's limit.
+pub const REGIONS: u32 = 100;
+
+/// The most interrupt types that a client takes from a server; QEMU's limit.
+pub const INTERRUPT_TYPES: u32 = 50;
+
+/// The most vectors of a type that a client takes from a server: those of an MSI-X table.
+pub const VECTORS: u32 = 2048;

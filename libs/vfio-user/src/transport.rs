@@ -276,6 +276,8 @@ pub struct Outbox {
     messages: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     /// How much of the first one is gone; then its descriptors are gone, too.
     sent: usize,
+    /// How many bytes wait.
+    length: usize,
 }
 
 impl Outbox {
@@ -286,6 +288,7 @@ impl Outbox {
 
     /// Puts a message, whole, behind those that wait; its descriptors are closed once they are sent.
     pub fn push(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) {
+        self.length = self.length.saturating_add(message.len());
         self.messages.push_back((message, descriptors));
     }
 
@@ -296,7 +299,7 @@ impl Outbox {
 
     /// How many bytes wait.
     pub fn len(&self) -> usize {
-        self.messages.iter().map(|(bytes, _)| bytes.len()).sum::<usize>().saturating_sub(self.sent)
+        self.length
     }
 
     /// Sends until all is gone or the socket is full. Each message is one sendmsg unless the socket cuts it.
@@ -311,6 +314,7 @@ impl Outbox {
             drop(borrowed);
             descriptors.clear();
             self.sent = self.sent.saturating_add(length);
+            self.length = self.length.saturating_sub(length);
             if self.sent >= bytes.len() {
                 self.messages.pop_front();
                 self.sent = 0;

@@ -442,9 +442,9 @@ impl IoFds {
         self.count.saturating_mul(field(size_of::<RawIoFd>())).saturating_add(field(size_of::<RawIoFds>()))
     }
 
-    pub(super) fn encode(&self, body: &mut Vec<u8>) {
+    pub(super) fn encode(&self, argsz: u32, body: &mut Vec<u8>) {
         let raw = RawIoFds {
-            argsz: self.encoded_size().into(),
+            argsz: argsz.into(),
             flags: 0.into(),
             index: self.index.into(),
             count: self.count.into(),

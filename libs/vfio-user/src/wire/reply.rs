@@ -89,7 +89,7 @@ impl<'a> Reply<'a> {
             Self::DmaUnmap(unmap) => unmap.encode(body),
             Self::Info(info) => info.encode(body),
             Self::RegionInfo { info, argsz } => info.encode(*argsz, body),
-            Self::RegionIoFds { fds, argsz: _ } => fds.encode(body),
+            Self::RegionIoFds { fds, argsz } => fds.encode(*argsz, body),
             Self::IrqInfo(info) => info.encode(body),
             Self::RegionRead { offset, region, data } => {
                 RegionAccess { offset: *offset, region: *region, count: field(data.len()) }.encode(body);
