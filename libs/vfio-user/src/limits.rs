@@ -29,6 +29,10 @@ pub const PEER_DESCRIPTORS: u32 = 1024;
 /// The `max_dma_maps` that we announce; the protocol's default, and the most that QEMU takes.
 pub const DMA_MAPS: u32 = 65535;
 
+/// The most mappings of clients' memory in this process. The kernel's own limit (vm.max_map_count, 65530 unless
+/// it was changed) must stay out of reach: who passes it cannot allocate any more, so one client would end all.
+pub const WATCHED_MAPPINGS: usize = 32768;
+
 /// The `pgsizes` that we announce: mappings are multiples of 4 KiB.
 pub const PAGE_SIZES: u64 = 4096;
 
@@ -46,6 +50,12 @@ pub const WAITING_COMMANDS: usize = 4096;
 
 /// The most bytes of them, and of replies that the client does not take.
 pub const WAITING_BYTES: usize = 4 << 20;
+
+/// The most descriptors of them: more are left in the socket, where they are the client's.
+pub const WAITING_DESCRIPTORS: usize = DESCRIPTORS;
+
+/// The most bytes in one receipt.
+pub const RECEIPT: usize = 16 << 10;
 
 /// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
 /// work that it is for.
