@@ -54,9 +54,6 @@ pub const WAITING_BYTES: usize = 4 << 20;
 /// The most descriptors of them: more are left in the socket, where they are the client's.
 pub const WAITING_DESCRIPTORS: usize = DESCRIPTORS;
 
-/// The most bytes in one receipt.
-pub const RECEIPT: usize = 16 << 10;
-
 /// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
 /// work that it is for.
 pub const LOOK: Duration = Duration::from_micros(30);
@@ -64,7 +61,7 @@ pub const LOOK: Duration = Duration::from_micros(30);
 /// What poll(2) counts in.
 pub const POLL_GRAIN: Duration = Duration::from_millis(1);
 
-/// The most bytes that a client takes from its socket at once.
+/// The most bytes that are taken from a socket at once.
 pub const RECEIPT: usize = 64 << 10;
 
 /// The most regions that a client takes from a server; QEMU's limit.
