@@ -230,7 +230,7 @@ pub fn measure(
         drive.use_shadow_doorbells()?;
     }
     let prepared = (0..jobs)
-        .map(|number| job::Job::new(&mut drive, namespace, workload, number))
+        .map(|number| job::Job::new(client, &mut drive, namespace, workload, number))
         .collect::<Result<Vec<_>, _>>()?;
     let crossings = || client.sent().total().saturating_add(client.received().total());
     let before = crossings();

@@ -17,6 +17,9 @@ pub const BLOCK: usize = 2 << 20;
 /// How long outstanding I/O may take when a run is over.
 pub const DRAIN: Duration = Duration::from_secs(10);
 
+/// How long nothing may happen before the connection is looked at.
+pub const PATIENCE: Duration = Duration::from_millis(100);
+
 /// How long a server may take to open its socket, and to end.
 pub const SERVER: Duration = Duration::from_secs(10);
 

@@ -1,5 +1,6 @@
 //! One thread with one queue pair, which keeps a number of I/Os outstanding.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -9,6 +10,8 @@ use outboard_nvme::driver::{
     self, Block as _, Command, CommandError, DataPointer, Fragment, Memory as _, Namespace, PrpError,
     QueuePair,
 };
+
+use outboard_vfio_user::client::{Client, Disconnect};
 
 use super::Pattern;
 use super::histogram::Histogram;
@@ -66,6 +69,9 @@ pub enum JobError {
         /// How many.
         count: usize,
     },
+    /// The server is gone.
+    #[error("The connection is over")]
+    Disconnected(#[from] Disconnect),
     /// The core is not there, or not ours.
     #[error("Cannot run on core {cpu}")]
     Pin {
@@ -114,6 +120,7 @@ struct Flight {
 /// A job that is ready to run.
 #[derive(Debug)]
 pub(super) struct Job {
+    client: Arc<Client>,
     queue: QueuePair<Doorbell, Block>,
     buffers: Vec<DataPointer>,
     namespace: Namespace,
@@ -133,6 +140,7 @@ impl Job {
     /// # Errors
     /// [`JobError`]
     pub(super) fn new(
+        client: &Arc<Client>,
         drive: &mut NvmeDrive,
         namespace: Namespace,
         workload: Workload,
@@ -158,7 +166,18 @@ impl Job {
         let random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number).wrapping_add(1));
         // Jobs that go from start to end begin at different places.
         let place = places.wrapping_mul(number.into()).checked_div(u64::from(limits::JOBS)).unwrap_or(0);
-        Ok(Self { queue, buffers, namespace, blocks, places, place, random, workload, number })
+        Ok(Self {
+            client: client.clone(),
+            queue,
+            buffers,
+            namespace,
+            blocks,
+            places,
+            place,
+            random,
+            workload,
+            number,
+        })
     }
 
     /// Does I/O until the time is over.
@@ -176,6 +195,7 @@ impl Job {
         let start = Instant::now();
         let end = start.checked_add(self.workload.time).unwrap_or(start);
         let mut now = start;
+        let mut last = start;
         let mut idle = 0_u32;
         while now < end || self.queue.outstanding() > 0 {
             if now < end && !free.is_empty() {
@@ -205,7 +225,7 @@ impl Job {
                 return Err(error.into());
             }
             match seen {
-                Some(at) => (now, idle) = (at, 0),
+                Some(at) => (now, last, idle) = (at, at, 0),
                 None => idle = idle.wrapping_add(1),
             }
             if count == 0 && idle & LOOKS == 0 {
@@ -214,6 +234,13 @@ impl Job {
                 now = Instant::now();
                 if now.saturating_duration_since(end) > limits::DRAIN {
                     return Err(JobError::Lost { count: self.queue.outstanding() });
+                }
+                if now.saturating_duration_since(last) > limits::PATIENCE {
+                    last = now;
+                    // A store to a doorbell does not tell that nobody is left to see it.
+                    if let Some(cause) = self.client.disconnected() {
+                        return Err(cause.into());
+                    }
                 }
             }
         }

@@ -20,7 +20,7 @@ const DEPTH: u16 = 16;
 /// The memory that it takes: the buffers, a PRP list for each, the queues.
 pub(super) const MEMORY: usize = DEPTH as usize * (CHUNK + 4096) + (1 << 20);
 /// How long a pass over the drive may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The content of a drive.
 #[derive(Clone, Copy, Debug)]

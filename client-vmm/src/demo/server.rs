@@ -1,7 +1,7 @@
 //! The server as a child process.
 
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +42,8 @@ impl Server {
             .arg(namespace)
             .arg("--doorbells")
             .arg(doorbells.unwrap_or_default())
+            // Its counters, which it prints at the end.
+            .stdout(Stdio::null())
             .spawn()
             .map_err(DemoError::Start)?;
         Ok(Self(child))
