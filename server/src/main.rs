@@ -10,6 +10,7 @@ use outboard_server::cli::{Cli, Command, Nvme};
 use outboard_server::control;
 use outboard_server::listen::Source;
 use outboard_server::nvme::{Drive, Options};
+use outboard_vfio_user::memory::guard;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -34,6 +35,8 @@ fn nvme(arguments: Nvme) -> anyhow::Result<()> {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard).context("The limit of open files cannot be raised")?;
     }
+    // A client that shrinks its memory under us loses its session, and nobody else anything.
+    guard::install().context("The SIGBUS handler cannot be installed")?;
     let drive = Arc::new(Drive::new(Options {
         namespaces: arguments.namespaces,
         doorbells: arguments.doorbells,

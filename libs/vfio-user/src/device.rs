@@ -141,7 +141,7 @@ pub trait Device: Send + Sync {
     /// REGION_READ: `length` bytes (not 0).
     fn read(&self, region: u32, offset: u64, length: usize, reply: Reply<Vec<u8>>);
 
-    /// REGION_WRITE, posted or not, and each entry of a REGION_WRITE_MULTI.
+    /// REGION_WRITE (of at least one byte), posted or not, and each entry of a REGION_WRITE_MULTI.
     fn write(&self, region: u32, offset: u64, data: &[u8], reply: Reply<()>);
 
     /// DEVICE_RESET; answered when the device is in its initial state and accesses no memory.

@@ -29,6 +29,10 @@ pub const PEER_DESCRIPTORS: u32 = 1024;
 /// The `max_dma_maps` that we announce; the protocol's default, and the most that QEMU takes.
 pub const DMA_MAPS: u32 = 65535;
 
+/// The most mappings of clients' memory in this process. The kernel's own limit (vm.max_map_count, 65530 unless
+/// it was changed) must stay out of reach: who passes it cannot allocate any more, so one client would end all.
+pub const WATCHED_MAPPINGS: usize = 32768;
+
 /// The `pgsizes` that we announce: mappings are multiples of 4 KiB.
 pub const PAGE_SIZES: u64 = 4096;
 
@@ -47,6 +51,9 @@ pub const WAITING_COMMANDS: usize = 4096;
 /// The most bytes of them, and of replies that the client does not take.
 pub const WAITING_BYTES: usize = 4 << 20;
 
+/// The most descriptors of them: more are left in the socket, where they are the client's.
+pub const WAITING_DESCRIPTORS: usize = DESCRIPTORS;
+
 /// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
 /// work that it is for.
 pub const LOOK: Duration = Duration::from_micros(30);
@@ -54,7 +61,7 @@ pub const LOOK: Duration = Duration::from_micros(30);
 /// What poll(2) counts in.
 pub const POLL_GRAIN: Duration = Duration::from_millis(1);
 
-/// The most bytes that a client takes from its socket at once.
+/// The most bytes that are taken from a socket at once.
 pub const RECEIPT: usize = 64 << 10;
 
 /// The most regions that a client takes from a server; QEMU's limit.

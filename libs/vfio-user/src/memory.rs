@@ -6,11 +6,20 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
+use nix::unistd::{SysconfVar, sysconf};
 use vm_memory::VolatileSlice;
+
+use crate::limits;
+use guard::{Alarm, Guard};
+
+pub mod guard;
 
 /// How a piece of memory may be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,11 +55,16 @@ impl Access {
 /// A shared mapping of a file, unmapped when dropped.
 ///
 /// The other side may change the bytes at any time, so they are reached only through [`VolatileSlice`], whose
-/// accesses tolerate that. It may also shrink a file that is not sealed: see [`crate::dma`].
+/// accesses tolerate that. It may also shrink a file that is not sealed: see [`guard`].
 #[derive(Debug)]
 pub struct Mapping {
-    start: NonNull<u8>,
+    /// What the kernel has mapped: whole pages.
+    pages: NonNull<u8>,
+    pages_length: NonZeroUsize,
+    /// Where in them the bytes that were asked for begin.
+    skip: usize,
     length: NonZeroUsize,
+    guard: Option<Guard>,
 }
 
 // SAFETY: the mapping belongs to nobody's stack or thread, and every access to its bytes is volatile or atomic.
@@ -59,24 +73,62 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` bytes of `file` from `offset` (a multiple of the page size).
+    /// Maps `length` bytes of `file` from `offset` (a multiple of 4 KiB, even where the file's pages are bigger:
+    /// QEMU maps what lies around the legacy hole of its huge pages).
     ///
     /// # Errors
     /// What mmap(2) says: EINVAL for a length of 0 or an offset off a page, EACCES where the descriptor does
     /// not allow the access.
     pub fn new(file: impl AsFd, offset: u64, length: usize, access: Access) -> io::Result<Self> {
-        let length = NonZeroUsize::new(length).ok_or(io::ErrorKind::InvalidInput)?;
-        let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let length = NonZeroUsize::new(length).ok_or(Errno::EINVAL)?;
+        if offset.checked_rem(limits::PAGE_SIZES) != Some(0) {
+            return Err(Errno::EINVAL.into());
+        }
+        let page = page_size(file.as_fd())?;
+        let skip = offset.checked_rem(page).ok_or(Errno::EINVAL)?;
+        let start = i64::try_from(offset.saturating_sub(skip)).map_err(|_| Errno::EINVAL)?;
+        let (page, skip) = (usize::try_from(page), usize::try_from(skip));
+        let (page, skip) = (page.map_err(|_| Errno::EINVAL)?, skip.map_err(|_| Errno::EINVAL)?);
+        let pages_length = skip
+            .checked_add(length.get())
+            .and_then(|end| end.checked_next_multiple_of(page))
+            .and_then(NonZeroUsize::new)
+            .ok_or(Errno::ENOMEM)?;
         // SAFETY: without MAP_FIXED the kernel chooses a free range, so no existing memory is touched.
-        let start =
-            unsafe { mmap(None, length, access.protection(), MapFlags::MAP_SHARED, file.as_fd(), offset)? };
-        Ok(Self { start: start.cast(), length })
+        let pages = unsafe {
+            mmap(None, pages_length, access.protection(), MapFlags::MAP_SHARED, file.as_fd(), start)?
+        };
+        Ok(Self { pages: pages.cast(), pages_length, skip, length, guard: None })
+    }
+
+    /// Like [`Mapping::new`], for a file that a peer may shrink: losing the memory rings `alarm`, if the program
+    /// has called [`guard::install`].
+    ///
+    /// # Errors
+    /// As [`Mapping::new`], and ENOSPC when this process has [`limits::WATCHED_MAPPINGS`].
+    pub fn watched(
+        file: impl AsFd,
+        offset: u64,
+        length: usize,
+        access: Access,
+        alarm: Arc<Alarm>,
+    ) -> io::Result<Self> {
+        let mut mapping = Self::new(file, offset, length, access)?;
+        let start = mapping.pages.as_ptr().addr();
+        mapping.guard = Some(Guard::new(start, mapping.pages_length.get(), alarm)?);
+        Ok(mapping)
     }
 
     /// The mapped bytes.
     pub fn bytes(&self) -> VolatileSlice<'_> {
-        // SAFETY: the range is mapped for as long as `self` lives, which the slice borrows.
-        unsafe { VolatileSlice::new(self.start.as_ptr(), self.length.get()) }
+        // SAFETY: the range lies in the mapped pages, which live for as long as `self`, which the slice borrows.
+        unsafe { VolatileSlice::new(self.pages.as_ptr().add(self.skip), self.length.get()) }
+    }
+
+    /// Whether the memory is gone: what was read of it lately may be zeros that nobody wrote.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guard::is_lost)
     }
 
     /// The length in bytes, never 0.
@@ -88,11 +140,22 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // The range may be somebody else's as soon as it is unmapped.
+        drop(self.guard.take());
         // SAFETY: the range was mapped by `new` and nothing borrows it any more.
-        if let Err(error) = unsafe { munmap(self.start.cast(), self.length.get()) } {
+        if let Err(error) = unsafe { munmap(self.pages.cast(), self.pages_length.get()) } {
             tracing::error!(%error, "munmap failed");
         }
     }
+}
+
+/// What mmap and munmap of a file count in: the page, or the huge page.
+fn page_size(file: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let system = fstatfs(file)?;
+    if system.filesystem_type() == HUGETLBFS_MAGIC {
+        return u64::try_from(system.block_size()).map_err(|_| Errno::EINVAL);
+    }
+    sysconf(SysconfVar::PAGE_SIZE)?.and_then(|size| u64::try_from(size).ok()).ok_or(Errno::EINVAL)
 }
 
 /// Memory of ours that a peer may map: a memfd whose size is sealed, so that no peer can shrink it under us.

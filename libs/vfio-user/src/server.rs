@@ -1,23 +1,24 @@
 //! Serves a device to one client: the session with its I/O.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::counters::Messages;
 use crate::device::Device;
 use crate::dma::{self, DmaError, Iova, View};
 use crate::irq::Interrupts;
 use crate::limits;
+use crate::memory::guard::Alarm;
 use crate::session::server::{DmaId, Request, Session, SessionError, Ticket};
 use crate::transport::{Outbox, Received, Socket};
-use crate::wire::{DmaAccess, DmaWrite, Reply as WireReply};
+use crate::wire::{CommandCode, DmaAccess, DmaWrite, Reply as WireReply};
 
 mod execute;
 
@@ -29,7 +30,7 @@ pub enum ServeError {
     Session(#[from] SessionError),
     /// The socket, or what the session waits with.
     #[error("The client's socket failed")]
-    Socket(#[from] std::io::Error),
+    Socket(#[from] io::Error),
 }
 
 impl From<Errno> for ServeError {
@@ -50,14 +51,15 @@ enum Arrival {
 pub struct Connection {
     session: Mutex<Session>,
     socket: Socket,
+    /// What the session's thread receives into.
+    buffer: Mutex<Vec<u8>>,
     /// Wakes the session's thread.
-    wake: EventFd,
+    alarm: Arc<Alarm>,
     thread: ThreadId,
     /// A reply to one of our DMA messages came, or none will come any more.
     dma_over: Condvar,
     memory: Arc<dma::Table<dma::Region>>,
     interrupts: Interrupts,
-    messages: Arc<Messages>,
 }
 
 impl std::fmt::Debug for Connection {
@@ -90,17 +92,16 @@ impl Connection {
     /// a wake-up of the session's thread.
     fn finish(&self, ticket: Ticket, answer: Result<(WireReply<'_>, Vec<OwnedFd>), Errno>) {
         let mut session = self.session();
-        if session.finish(ticket, answer) {
+        if session.finish(ticket, answer, Instant::now()) {
             self.flush(&mut session);
-            if thread::current().id() != self.thread {
-                self.wake();
+            if !self.is_session_thread() {
+                self.alarm.ring();
             }
         }
     }
 
-    fn wake(&self) {
-        // A full counter wakes as well.
-        let _ = self.wake.write(1);
+    fn is_session_thread(&self) -> bool {
+        thread::current().id() == self.thread
     }
 
     /// Sends until the socket is full; the session's thread goes on when it has room. A broken socket shows
@@ -115,56 +116,73 @@ impl Connection {
     /// Sends one DMA message and waits for its reply.
     fn dma_message(
         &self,
+        code: CommandCode,
         start: impl FnOnce(&mut Session) -> Result<DmaId, Errno>,
     ) -> Result<Vec<u8>, Errno> {
         let mut session = self.session();
         let id = start(&mut session)?;
         self.flush(&mut session);
-        if !session.output().is_empty() && thread::current().id() != self.thread {
-            self.wake();
+        let here = self.is_session_thread();
+        if !here && !session.output().is_empty() {
+            self.alarm.ring();
         }
-        let deadline = Instant::now().checked_add(limits::REPLY).ok_or(Errno::ETIMEDOUT)?;
+        let sent = Instant::now();
+        let mut deadline = after(sent, limits::REPLY);
+        if here && let Some(command) = session.deadline() {
+            deadline = deadline.min(command);
+        }
         loop {
             if let Some(outcome) = session.dma_outcome(id) {
                 return outcome;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                tracing::error!("the client left a DMA message unanswered");
-                // The session cannot go on: a late reply would meet memory that was given away.
-                session.end();
-                self.wake();
+            let now = Instant::now();
+            if now >= deadline {
+                session.abort(SessionError::Unanswered { code, limit: limits::REPLY });
+                self.dma_over.notify_all();
+                self.alarm.ring();
                 return Err(Errno::ETIMEDOUT);
             }
-            if thread::current().id() == self.thread {
-                // A device that needs memory inside of a command: this thread is the one that reads the socket.
+            if here {
+                // A device that needs memory inside of a command: this thread is the one that moves the messages.
+                self.flush(&mut session);
                 drop(session);
-                if !matches!(self.receive(), Ok(Arrival::Something | Arrival::Nothing)) {
-                    self.session().end();
-                }
-                let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-                if self.session().dma_under_way(id) && self.wait(timeout).is_err() {
-                    self.session().end();
-                }
+                self.pump(now < after(sent, limits::LOOK), deadline);
                 session = self.session();
             } else {
+                let left = deadline.saturating_duration_since(now);
                 session = self.dma_over.wait_timeout(session, left).unwrap_or_else(PoisonError::into_inner).0;
             }
         }
     }
 
+    /// Receives once; where nothing has come and we do not only look, sleeps until something may have.
+    fn pump(&self, look: bool, deadline: Instant) {
+        let result = match self.receive() {
+            Ok(Arrival::Something) => Ok(()),
+            Ok(Arrival::Nothing) if look => {
+                thread::yield_now();
+                Ok(())
+            }
+            Ok(Arrival::Nothing) => self.wait(Some(deadline)).map_err(Into::into),
+            Ok(Arrival::End) => return self.session().end(),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            self.session().abort(SessionError::Transport(error));
+        }
+    }
+
     /// Takes what the socket has, if there is room for it.
-    fn receive(&self) -> Result<Arrival, ServeError> {
+    fn receive(&self) -> io::Result<Arrival> {
         if !self.session().hungry() {
             return Ok(Arrival::Nothing);
         }
-        let mut buffer = [0_u8; 16 << 10];
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         match self.socket.receive(&mut buffer)? {
             Received::Data { length, descriptors } => {
                 let bytes = buffer.get(..length).unwrap_or_default();
-                let result = self.session().receive(bytes, descriptors, Instant::now());
+                self.session().receive(bytes, descriptors, Instant::now());
                 self.dma_over.notify_all();
-                result?;
                 Ok(Arrival::Something)
             }
             Received::WouldBlock => Ok(Arrival::Nothing),
@@ -172,8 +190,17 @@ impl Connection {
         }
     }
 
-    /// Sleeps until there may be something to do, or the client has left while nothing more may be read.
-    fn wait(&self, timeout: PollTimeout) -> Result<(), Errno> {
+    /// Sleeps until there may be something to do, at most until `deadline`.
+    ///
+    /// # Errors
+    /// What poll(2) says; ECONNRESET when the client has left while nothing more may be read.
+    fn wait(&self, deadline: Option<Instant>) -> Result<(), Errno> {
+        let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Rounded up, so that the deadline is past when the time is over.
+            let left = if left.is_zero() { left } else { left.saturating_add(limits::POLL_GRAIN) };
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
         let mut events = PollFlags::empty();
         {
             let mut session = self.session();
@@ -183,7 +210,7 @@ impl Connection {
         self.interrupts.with_unmask_descriptor(|unmask| {
             let mut descriptors = vec![
                 PollFd::new(self.socket.as_fd(), events),
-                PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN),
             ];
             descriptors.extend(unmask.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
             match poll(&mut descriptors, timeout) {
@@ -193,7 +220,7 @@ impl Connection {
             let happened =
                 |at: usize| descriptors.get(at).and_then(PollFd::revents).unwrap_or(PollFlags::empty());
             if happened(1).contains(PollFlags::POLLIN) {
-                let _ = self.wake.read();
+                self.alarm.hush();
             }
             if happened(2).contains(PollFlags::POLLIN) {
                 self.interrupts.unmasked();
@@ -205,6 +232,16 @@ impl Connection {
             }
             Ok(())
         })
+    }
+
+    /// Ends the session if its memory was lost.
+    fn check_memory(&self) {
+        if self.alarm.memory_lost() {
+            let entries = self.memory.entries();
+            let lost = entries.iter().find(|entry| entry.value.is_lost());
+            let range = lost.map(|entry| entry.start()..=entry.last());
+            self.session().abort(SessionError::MemoryLost { range });
+        }
     }
 
     /// Ends everything that waits for the client.
@@ -223,7 +260,7 @@ impl dma::Messages for Connection {
         for chunk in into.chunks_mut(limit as usize) {
             let count = u32::try_from(chunk.len()).map_err(|_| refused)?;
             let data = self
-                .dma_message(|session| session.dma_read(DmaAccess { address, count }))
+                .dma_message(CommandCode::DMA_READ, |session| session.dma_read(DmaAccess { address, count }))
                 .map_err(|_| refused)?;
             if data.len() != chunk.len() {
                 return Err(refused);
@@ -238,7 +275,7 @@ impl dma::Messages for Connection {
         let limit = self.session().dma_limit();
         let mut address = to.0;
         for data in from.chunks(limit as usize) {
-            self.dma_message(|session| session.dma_write(DmaWrite { address, data }))
+            self.dma_message(CommandCode::DMA_WRITE, |session| session.dma_write(DmaWrite { address, data }))
                 .map_err(|_| DmaError::Refused { iova: to, length: from.len() })?;
             address = address.wrapping_add(data.len() as u64);
         }
@@ -254,14 +291,14 @@ impl dma::Messages for Connection {
 pub fn serve(stream: UnixStream, device: &dyn Device, messages: &Arc<Messages>) -> Result<(), ServeError> {
     let counts: Vec<u32> = device.description().irqs.iter().map(|irq| irq.count).collect();
     let connection = Arc::new(Connection {
-        session: Mutex::new(Session::new()),
+        session: Mutex::new(Session::new(messages.clone())),
         socket: Socket::new(stream)?,
-        wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        buffer: Mutex::new(vec![0; limits::RECEIPT]),
+        alarm: Arc::new(Alarm::new()?),
         thread: thread::current().id(),
         dma_over: Condvar::new(),
         memory: Arc::new(dma::Table::new(limits::DMA_MAPS as usize)),
         interrupts: Interrupts::new(&counts),
-        messages: messages.clone(),
     });
     device.attach(&connection);
     let result = run(&connection, device);
@@ -275,35 +312,30 @@ pub fn serve(stream: UnixStream, device: &dyn Device, messages: &Arc<Messages>) 
 
 fn run(connection: &Arc<Connection>, device: &dyn Device) -> Result<(), ServeError> {
     let mut look_until = Instant::now();
+    // The other descriptors are looked at this often while the socket keeps us busy.
+    let mut poll_at = look_until;
     loop {
+        connection.check_memory();
+        connection.session().expire(Instant::now());
         while let Some(request) = connection.next_request()? {
             execute::execute(connection, device, request);
         }
         connection.flush(&mut connection.session());
+        let arrival = connection.receive()?;
         let now = Instant::now();
-        match connection.receive()? {
-            Arrival::Something => {
-                look_until = now.checked_add(limits::LOOK).unwrap_or(now);
-                continue;
-            }
+        match arrival {
+            Arrival::Something => look_until = after(now, limits::LOOK),
+            Arrival::Nothing if now < look_until => thread::yield_now(),
             Arrival::Nothing => {}
             Arrival::End => return Ok(()),
         }
-        let deadline = {
-            let mut session = connection.session();
-            session.expire(now)?;
-            session.deadline()
-        };
-        let timeout = if now < look_until {
-            PollTimeout::ZERO
-        } else {
-            deadline.map_or(PollTimeout::NONE, |deadline| {
-                // Rounded up, so that the deadline is past when the time is over.
-                let left = deadline.saturating_duration_since(now).saturating_add(limits::POLL_GRAIN);
-                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-            })
-        };
-        match connection.wait(timeout) {
+        let looking = now < look_until;
+        if looking && now < poll_at {
+            continue;
+        }
+        poll_at = after(now, limits::LOOK);
+        let deadline = if looking { Some(now) } else { connection.session().deadline() };
+        match connection.wait(deadline) {
             Err(Errno::ECONNRESET) => return Ok(()),
             result => result?,
         }
@@ -311,13 +343,14 @@ fn run(connection: &Arc<Connection>, device: &dyn Device) -> Result<(), ServeErr
 }
 
 impl Connection {
+    /// Not in the loop's head, where the lock would be held over the body.
     fn next_request(&self) -> Result<Option<Request>, SessionError> {
-        let request = self.session().next_request()?;
-        if let Some(request) = &request {
-            self.messages.count(request.code());
-        }
-        Ok(request)
+        self.session().next_request(Instant::now())
     }
+}
+
+fn after(start: Instant, time: Duration) -> Instant {
+    start.checked_add(time).unwrap_or(start)
 }
 
 #[cfg(test)]

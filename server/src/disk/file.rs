@@ -25,7 +25,7 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use outboard_nvme::controller::{self, Geometry, Operation, Submission, Tag};
 
-pub use engine::Engine;
+pub(super) use engine::Engine;
 use engine::{Finished, Running, Slot};
 use job::{Alignment, Job, Outcome};
 

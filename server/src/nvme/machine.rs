@@ -19,42 +19,42 @@ struct Guest {
 }
 
 /// What the controller is plugged into. Without a client there is no memory, and interrupts are nobody's.
-pub struct Machine {
+pub(super) struct Machine {
     guest: Option<Guest>,
     doorbells: Arc<Doorbells>,
 }
 
 impl Machine {
     /// A machine without a client.
-    pub fn new(doorbells: Arc<Doorbells>) -> Self {
+    pub(super) fn new(doorbells: Arc<Doorbells>) -> Self {
         Self { guest: None, doorbells }
     }
 
     /// A client came.
-    pub fn attach(&mut self, connection: Arc<Connection>) {
+    pub(super) fn attach(&mut self, connection: Arc<Connection>) {
         self.guest = Some(Guest { view: connection.view(), connection });
     }
 
     /// The client went: its memory is let go of.
-    pub fn detach(&mut self) {
+    pub(super) fn detach(&mut self) {
         self.guest = None;
     }
 
     /// Whether there is a client.
-    pub fn is_attached(&self) -> bool {
+    pub(super) fn is_attached(&self) -> bool {
         self.guest.is_some()
     }
 
     /// Lets go of memory that the client has unmapped.
     #[inline]
-    pub fn refresh(&mut self) {
+    pub(super) fn refresh(&mut self) {
         if let Some(guest) = &mut self.guest {
             guest.view.refresh();
         }
     }
 
     /// Lets go of all memory, before a sleep.
-    pub fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         if let Some(guest) = &mut self.guest {
             guest.view.release();
         }
@@ -122,7 +122,7 @@ impl Host for Machine {
 }
 
 /// Client memory that the kernel reads or writes on its own.
-pub struct Pin(dma::Pin);
+pub(super) struct Pin(dma::Pin);
 
 impl PinnedBytes for Pin {
     fn bytes(&self) -> Option<VolatileSlice<'_>> {

@@ -67,7 +67,7 @@ impl Bell {
 }
 
 /// The drive's thread, from outside.
-pub struct Worker {
+pub(super) struct Worker {
     bell: Arc<Bell>,
     orders: Sender<Order>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -78,7 +78,7 @@ impl Worker {
     ///
     /// # Errors
     /// What eventfd(2) or the creation of a thread says.
-    pub fn start(
+    pub(super) fn start(
         controller: Controller<Machine, Backend<Machine>>,
         machine: Machine,
         events: Vec<OwnedFd>,
@@ -107,18 +107,18 @@ impl Worker {
 
     /// Registers or doorbells were written.
     #[inline]
-    pub fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.bell.ring();
     }
 
     /// A client came.
-    pub fn attach(&self, connection: Arc<Connection>) {
+    pub(super) fn attach(&self, connection: Arc<Connection>) {
         self.order(Order::Attach(connection));
     }
 
     /// The client went. When this returns its memory is used no more, but by I/O that was under way, which
     /// keeps it mapped.
-    pub fn detach(&self) {
+    pub(super) fn detach(&self) {
         let (done, wait) = sync_channel(1);
         self.order(Order::Detach(done));
         // An error: the thread is gone, and so is its use of memory.
@@ -126,12 +126,12 @@ impl Worker {
     }
 
     /// Answers `reply` when no command is under way any more. The registers were reset before.
-    pub fn reset(&self, reply: Reply<()>) {
+    pub(super) fn reset(&self, reply: Reply<()>) {
         self.order(Order::Reset(reply));
     }
 
     /// Ends the thread, when all that is under way is done.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.order(Order::Stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
@@ -238,14 +238,11 @@ impl Drive {
     /// Sleeps until there may be something to do.
     fn sleep(&mut self, quiet: Duration) {
         let in_use = self.machine.is_attached() && !self.controller.is_quiet();
-        let alert = quiet < ALERT;
         let nap = match self.doorbells {
             _ if !in_use => None,
-            DoorbellMode::Mapped if alert => Some(SHORT_NAP),
+            // Also where doorbells are posted: asking a busy host to ring would cost a message for each batch.
+            _ if quiet < ALERT => Some(SHORT_NAP),
             DoorbellMode::Mapped => Some(LONG_NAP),
-            // While disks work, their completions and short naps are where doorbells are looked at; asking the
-            // host to ring would cost a message for each.
-            DoorbellMode::Posted if alert && self.controller.in_flight() > 0 => Some(SHORT_NAP),
             DoorbellMode::Posted => None,
         };
         self.bell.asleep.store(true, Ordering::Relaxed);

@@ -88,6 +88,12 @@ impl Region {
         self.mapping.as_ref().map(Mapping::bytes)
     }
 
+    /// Whether the client has taken the memory away while it was mapped ([`crate::memory::guard`]). What was read
+    /// of it lately may be zeros that nobody wrote.
+    pub fn is_lost(&self) -> bool {
+        self.mapping.as_ref().is_some_and(Mapping::is_lost)
+    }
+
     /// Calls `release` when the last user has let go and the memory is unmapped.
     pub fn on_release(&self, release: impl FnOnce() + Send + 'static) {
         *self.release.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(release));
@@ -115,6 +121,11 @@ impl Pin {
     /// The pinned bytes; empty if they are none, which [`View::pin`] never makes.
     pub fn bytes(&self) -> Option<VolatileSlice<'_>> {
         self.region.value.bytes()?.subslice(self.offset, self.length).ok()
+    }
+
+    /// As [`Region::is_lost`]: ask before what was read of it is used.
+    pub fn is_lost(&self) -> bool {
+        self.region.value.is_lost()
     }
 }
 
@@ -150,19 +161,24 @@ impl View {
     /// The mapped bytes at `iova`, if all lie in one region that allows `access` and is mapped here.
     #[inline]
     pub fn slice(&mut self, iova: Iova, length: usize, access: Access) -> Option<VolatileSlice<'_>> {
+        self.find(iova, length, access).map(|(_, bytes)| bytes)
+    }
+
+    #[inline]
+    fn find(&mut self, iova: Iova, length: usize, access: Access) -> Option<(&Region, VolatileSlice<'_>)> {
         let (entry, offset) = self.reader.find(iova.0, length)?;
         let region = &entry.value;
-        if !allows(region.access, access) {
+        if !allows(region.access, access) || region.is_lost() {
             return None;
         }
-        region.bytes()?.subslice(usize::try_from(offset).ok()?, length).ok()
+        Some((region, region.bytes()?.subslice(usize::try_from(offset).ok()?, length).ok()?))
     }
 
     /// Like [`View::slice`], but it stays mapped until the pin is dropped.
     pub fn pin(&mut self, iova: Iova, length: usize, access: Access) -> Option<Pin> {
         let (entry, offset) = self.reader.find(iova.0, length)?;
         let offset = usize::try_from(offset).ok()?;
-        if !allows(entry.value.access, access) {
+        if !allows(entry.value.access, access) || entry.value.is_lost() {
             return None;
         }
         entry.value.bytes()?.subslice(offset, length).ok()?;
@@ -175,12 +191,13 @@ impl View {
     /// [`DmaError`]; some of `into` may have been filled.
     #[inline]
     pub fn read(&mut self, iova: Iova, into: &mut [u8]) -> Result<(), DmaError> {
-        if let Some(bytes) = self.slice(iova, into.len(), Access::Read) {
+        let length = into.len();
+        if let Some((region, bytes)) = self.find(iova, length, Access::Read) {
             bytes.copy_to(into);
-            return Ok(());
+            return if region.is_lost() { Err(DmaError::NotMapped { iova, length }) } else { Ok(()) };
         }
         let messages = self.messages.clone();
-        self.visit(iova, into.len(), Access::Read, |run, range| {
+        self.visit(iova, length, Access::Read, |run, range| {
             let into = into.get_mut(range).unwrap_or_default();
             match run {
                 Run::Mapped(bytes) => bytes.copy_to(into),
@@ -281,7 +298,7 @@ impl View {
             let at = iova.0.checked_add(done as u64).ok_or(missing)?;
             let (entry, offset) = self.reader.find(at, 1).ok_or(missing)?;
             let region = &entry.value;
-            if !allows(region.access, access) {
+            if !allows(region.access, access) || region.is_lost() {
                 return Err(missing);
             }
             let room = entry.last().saturating_sub(at).saturating_add(1);
@@ -290,7 +307,11 @@ impl View {
             let did = match region.bytes() {
                 Some(bytes) => {
                     let offset = usize::try_from(offset).map_err(|_| missing)?;
-                    each(Run::Mapped(bytes.subslice(offset, run).map_err(|_| missing)?), range)?
+                    let did = each(Run::Mapped(bytes.subslice(offset, run).map_err(|_| missing)?), range)?;
+                    if region.is_lost() {
+                        return Err(missing);
+                    }
+                    did
                 }
                 None => {
                     self.reader.release();

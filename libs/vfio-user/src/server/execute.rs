@@ -69,6 +69,9 @@ pub(super) fn execute(connection: &Arc<Connection>, device: &dyn Device, mut req
                 Ok(()) => {
                     let answer = WireReply::RegionWrite(access);
                     let reply = connection.reply(ticket, |()| answer);
+                    if write.data.is_empty() {
+                        return reply.ok(());
+                    }
                     device.write(access.region, access.offset, write.data, reply);
                 }
             }
@@ -245,7 +248,7 @@ fn dma_map(
     map: &DmaMap,
     descriptors: Vec<OwnedFd>,
 ) {
-    let inserted = client_memory(map, descriptors).and_then(|region| {
+    let inserted = client_memory(connection, map, descriptors).and_then(|region| {
         connection.memory.insert(map.address, map.size, region).map_err(|error| {
             tracing::debug!(%error, "DMA_MAP refused");
             error.errno()
@@ -270,7 +273,11 @@ fn dma_map(
 
 /// The memory that a DMA_MAP is about. Its descriptor is closed when this returns: a client with thousands of
 /// maps of one file does not cost us thousands of descriptors.
-fn client_memory(map: &DmaMap, descriptors: Vec<OwnedFd>) -> Result<dma::Region, Errno> {
+fn client_memory(
+    connection: &Connection,
+    map: &DmaMap,
+    descriptors: Vec<OwnedFd>,
+) -> Result<dma::Region, Errno> {
     let offset = match map.backing {
         Backing::Messages => return Ok(dma::Region::by_messages(map.access)),
         // Reading and writing a file does the same as mapping it, and the kernel tells if it cannot be mapped.
@@ -288,7 +295,7 @@ fn client_memory(map: &DmaMap, descriptors: Vec<OwnedFd>) -> Result<dma::Region,
         return Err(Errno::EINVAL);
     }
     let length = usize::try_from(map.size).map_err(|_| Errno::ENOMEM)?;
-    let mapping = Mapping::new(file, offset, length, map.access)
+    let mapping = Mapping::watched(file, offset, length, map.access, connection.alarm.clone())
         .map_err(|error| error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw))?;
     Ok(dma::Region::mapped(mapping, map.access))
 }

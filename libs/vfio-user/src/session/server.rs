@@ -6,11 +6,15 @@
 //! replies to our own DMA messages are taken at once, commands wait in a bounded queue.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use crate::counters::Messages;
 use crate::limits;
 use crate::transport::{FrameError, Framer, Message, Outbox};
 use crate::wire::{
@@ -27,13 +31,34 @@ pub enum SessionError {
     #[error("The client began with {0}, which is not a valid VERSION")]
     NotNegotiated(CommandCode),
     /// An answer is overdue: the client would not take it any more, so the stream ends here.
-    #[error("{code} was not answered within {limit:?}: the device is still busy with it")]
+    #[error("{code} was not answered within {limit:?}")]
     Overdue {
         /// What is not answered.
         code: CommandCode,
         /// The limit.
         limit: Duration,
     },
+    /// The client did not answer a message of ours. It may answer later, about memory that was given away.
+    #[error("The client left a {code} unanswered for {limit:?}")]
+    Unanswered {
+        /// What is not answered.
+        code: CommandCode,
+        /// How long we waited.
+        limit: Duration,
+    },
+    /// The client shrank a file under us.
+    #[error("The client took memory away that it has mapped for DMA{}", place(.range.as_ref()))]
+    MemoryLost {
+        /// Which; `None` if it has unmapped it meanwhile.
+        range: Option<RangeInclusive<u64>>,
+    },
+    /// What carries the session failed under it.
+    #[error("The client's socket failed")]
+    Transport(#[source] io::Error),
+}
+
+fn place(range: Option<&RangeInclusive<u64>>) -> String {
+    range.map_or_else(String::new, |range| format!(" at {:#x} to {:#x}", range.start(), range.end()))
 }
 
 /// Where the session is.
@@ -43,8 +68,8 @@ enum Phase {
     Opening,
     /// Commands are served.
     Open(Capabilities),
-    /// No more commands.
-    Ended,
+    /// No more commands; why is told once.
+    Ended(Option<SessionError>),
 }
 
 /// Which command an answer belongs to.
@@ -80,7 +105,7 @@ impl Request {
 struct Executing {
     ticket: Ticket,
     header: Header,
-    arrived: Instant,
+    deadline: Instant,
 }
 
 /// One of our DMA messages.
@@ -101,32 +126,30 @@ pub struct Session {
     framer: Framer,
     waiting: VecDeque<(Message, Instant)>,
     waiting_bytes: usize,
+    waiting_descriptors: usize,
     executing: Option<Executing>,
     tickets: u64,
     dma: HashMap<u16, Dma>,
     last_dma: u16,
     output: Outbox,
-}
-
-impl Default for Session {
-    fn default() -> Self {
-        Self::new()
-    }
+    messages: Arc<Messages>,
 }
 
 impl Session {
-    /// A session that waits for VERSION.
-    pub fn new() -> Self {
+    /// A session that waits for VERSION; `messages` counts what crosses the socket, either way.
+    pub fn new(messages: Arc<Messages>) -> Self {
         Self {
             phase: Phase::Opening,
             framer: Framer::new(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
+            waiting_descriptors: 0,
             executing: None,
             tickets: 0,
             dma: HashMap::new(),
             last_dma: 0,
             output: Outbox::new(),
+            messages,
         }
     }
 
@@ -134,51 +157,38 @@ impl Session {
     pub fn client(&self) -> Option<&Capabilities> {
         match &self.phase {
             Phase::Open(capabilities) => Some(capabilities),
-            Phase::Opening | Phase::Ended => None,
+            Phase::Opening | Phase::Ended(_) => None,
         }
     }
 
-    /// Takes what came from the socket at `now`, in any fragmentation.
-    ///
-    /// # Errors
-    /// The stream is broken; an error reply for the client may be in the output still.
-    pub fn receive(
-        &mut self,
-        bytes: &[u8],
-        descriptors: Vec<OwnedFd>,
-        now: Instant,
-    ) -> Result<(), SessionError> {
-        if matches!(self.phase, Phase::Ended) {
-            return Ok(());
+    /// Takes what came from the socket at `now`, in any fragmentation. A stream that breaks ends the session.
+    pub fn receive(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>, now: Instant) {
+        if matches!(self.phase, Phase::Ended(_)) {
+            return;
         }
         self.framer.push(bytes, descriptors);
         loop {
             match self.framer.next_message() {
                 Ok(Some(message)) => self.sort(message, now),
-                Ok(None) => return Ok(()),
+                Ok(None) => return,
                 Err(error) => {
                     if let FrameError::Size { header } = error {
                         self.refuse(&header, Errno::EINVAL);
                     }
-                    self.end();
-                    return Err(error.into());
+                    return self.abort(error.into());
                 }
             }
         }
     }
 
     fn sort(&mut self, message: Message, now: Instant) {
-        match message.header.kind() {
-            Kind::Command { .. } => {
-                self.waiting_bytes = self.waiting_bytes.saturating_add(message.body.len());
-                self.waiting.push_back((message, now));
-            }
-            Kind::Reply { error } => self.dma_reply(&message, error),
-            Kind::Invalid(kind) => {
-                tracing::debug!(kind, "a message is neither command nor reply");
-                self.refuse(&message.header, Errno::EINVAL);
-            }
+        if let Kind::Reply { error } = message.header.kind() {
+            return self.dma_reply(&message, error);
         }
+        self.messages.count(message.header.code());
+        self.waiting_bytes = self.waiting_bytes.saturating_add(message.body.len());
+        self.waiting_descriptors = self.waiting_descriptors.saturating_add(message.descriptors.len());
+        self.waiting.push_back((message, now));
     }
 
     fn dma_reply(&mut self, message: &Message, error: Option<u32>) {
@@ -207,39 +217,61 @@ impl Session {
     pub fn hungry(&self) -> bool {
         self.waiting.len() < limits::WAITING_COMMANDS
             && self.waiting_bytes < limits::WAITING_BYTES
-            && self.output.len() < limits::WAITING_BYTES
+            && self.waiting_descriptors < limits::WAITING_DESCRIPTORS
+            && self.takes_replies()
     }
 
-    /// The next command, if none is being executed. Malformed ones are answered here.
+    /// Whether the client takes its replies: until it does, nothing more is executed or read.
+    fn takes_replies(&self) -> bool {
+        self.output.len() < limits::WAITING_BYTES
+    }
+
+    /// The next command to execute, if there is one and its turn has come. Malformed ones are answered here.
     ///
     /// # Errors
-    /// The client did not begin with a valid VERSION.
-    pub fn next_request(&mut self) -> Result<Option<Request>, SessionError> {
-        while self.executing.is_none() {
+    /// Why the session has ended, once; of a session that [`Session::end`] ended there is nothing to tell.
+    pub fn next_request(&mut self, now: Instant) -> Result<Option<Request>, SessionError> {
+        while self.executing.is_none() && self.takes_replies() {
             let Some((message, arrived)) = self.waiting.pop_front() else { break };
             self.waiting_bytes = self.waiting_bytes.saturating_sub(message.body.len());
-            let command = Command::decode(&message.header, &message.body, message.descriptors.len());
-            match (&self.phase, command) {
-                (Phase::Opening, Ok(Command::Version(version))) => self.negotiate(&message.header, &version),
-                (Phase::Opening, _) => {
-                    self.refuse(&message.header, Errno::EINVAL);
-                    self.end();
-                    return Err(SessionError::NotNegotiated(message.header.code()));
+            self.waiting_descriptors = self.waiting_descriptors.saturating_sub(message.descriptors.len());
+            let header = message.header;
+            // Nobody waits for the answer to a posted command, so its time begins with its execution.
+            let deadline = reply_deadline(if is_posted(&header) { now } else { arrived });
+            if now >= deadline {
+                self.abort_overdue(header.code());
+                break;
+            }
+            let command = Command::decode(&header, &message.body, message.descriptors.len());
+            match (&self.phase, header.kind(), command) {
+                (Phase::Opening, Kind::Command { .. }, Ok(Command::Version(version))) => {
+                    self.negotiate(&header, &version);
                 }
-                (_, Ok(Command::Version(_))) => self.refuse(&message.header, Errno::EINVAL),
-                (_, Ok(_)) => {
+                (Phase::Opening, ..) => {
+                    self.refuse(&header, Errno::EINVAL);
+                    self.abort(SessionError::NotNegotiated(header.code()));
+                }
+                (_, Kind::Command { .. }, Ok(Command::Version(_))) => self.refuse(&header, Errno::EINVAL),
+                (_, Kind::Command { .. }, Ok(_)) => {
                     self.tickets = self.tickets.wrapping_add(1);
                     let ticket = Ticket(self.tickets);
-                    self.executing = Some(Executing { ticket, header: message.header, arrived });
+                    self.executing = Some(Executing { ticket, header, deadline });
                     return Ok(Some(Request { ticket, message }));
                 }
-                (_, Err(error)) => {
-                    tracing::debug!(code = %message.header.code(), %error, "malformed command");
-                    self.refuse(&message.header, error.errno());
+                (_, Kind::Command { .. }, Err(error)) => {
+                    tracing::debug!(code = %header.code(), %error, "malformed command");
+                    self.refuse(&header, error.errno());
+                }
+                (_, kind, _) => {
+                    tracing::debug!(?kind, "a message is neither command nor reply");
+                    self.refuse(&header, Errno::EINVAL);
                 }
             }
         }
-        Ok(None)
+        match &mut self.phase {
+            Phase::Ended(cause) => cause.take().map_or(Ok(None), Err),
+            Phase::Opening | Phase::Open(_) => Ok(None),
+        }
     }
 
     fn negotiate(&mut self, header: &Header, version: &Version) {
@@ -248,55 +280,70 @@ impl Session {
     }
 
     fn refuse(&mut self, header: &Header, errno: Errno) {
-        if !matches!(header.kind(), Kind::Command { no_reply: true }) {
+        if !is_posted(header) {
             // Positive whatever the device made of it: errno 0 would look like success to some.
             let errno = u32::try_from(errno as i32).unwrap_or(0).max(1);
             self.output.push(encode_error(header.id(), header.code(), errno), vec![]);
         }
     }
 
-    /// Answers the command that is being executed; an answer to another is late and ignored. Gives whether it
-    /// was this one.
-    pub fn finish(&mut self, ticket: Ticket, answer: Result<(Reply<'_>, Vec<OwnedFd>), Errno>) -> bool {
-        let Some(Executing { header, .. }) = self.executing.take_if(|executing| executing.ticket == ticket)
+    /// Answers the command that is being executed; an answer to another is late and ignored, and so is one past
+    /// the deadline: that ends the session. Gives whether there is something to do now.
+    pub fn finish(
+        &mut self,
+        ticket: Ticket,
+        answer: Result<(Reply<'_>, Vec<OwnedFd>), Errno>,
+        now: Instant,
+    ) -> bool {
+        let Some(Executing { header, deadline, .. }) =
+            self.executing.take_if(|executing| executing.ticket == ticket)
         else {
             return false;
         };
         match answer {
+            _ if now >= deadline => self.abort_overdue(header.code()),
             Err(errno) => self.refuse(&header, errno),
-            Ok(_) if matches!(header.kind(), Kind::Command { no_reply: true }) => {}
-            Ok((reply, descriptors)) => {
-                self.output.push(reply.encode(header.id()), descriptors);
-            }
+            Ok(_) if is_posted(&header) => {}
+            Ok((reply, descriptors)) => self.output.push(reply.encode(header.id()), descriptors),
         }
         true
     }
 
     /// When the session ends unless the command that is being executed is answered.
     pub fn deadline(&self) -> Option<Instant> {
-        self.executing.as_ref()?.arrived.checked_add(limits::REPLY)
+        self.executing.as_ref().map(|executing| executing.deadline)
     }
 
     /// Ends the session if the deadline is past.
-    ///
-    /// # Errors
-    /// [`SessionError::Overdue`]
-    pub fn expire(&mut self, now: Instant) -> Result<(), SessionError> {
-        match (&self.executing, self.deadline()) {
-            (Some(executing), Some(deadline)) if now >= deadline => {
-                let code = executing.header.code();
-                self.end();
-                Err(SessionError::Overdue { code, limit: limits::REPLY })
-            }
-            _ => Ok(()),
+    pub fn expire(&mut self, now: Instant) {
+        if let Some(Executing { header, .. }) = self.executing.take_if(|executing| now >= executing.deadline)
+        {
+            self.abort_overdue(header.code());
+        }
+    }
+
+    fn abort_overdue(&mut self, code: CommandCode) {
+        self.abort(SessionError::Overdue { code, limit: limits::REPLY });
+    }
+
+    /// Ends the session; [`Session::next_request`] tells why.
+    pub fn abort(&mut self, cause: SessionError) {
+        if !matches!(self.phase, Phase::Ended(_)) {
+            self.end();
+            self.phase = Phase::Ended(Some(cause));
         }
     }
 
     /// No more commands, no more answers; what is in the output may still be sent.
     pub fn end(&mut self) {
-        self.phase = Phase::Ended;
+        if !matches!(self.phase, Phase::Ended(_)) {
+            self.phase = Phase::Ended(None);
+        }
+        self.framer = Framer::new();
         self.executing = None;
         self.waiting.clear();
+        self.waiting_bytes = 0;
+        self.waiting_descriptors = 0;
         for state in self.dma.values_mut() {
             if let Dma::Waiting(_) = state {
                 *state = Dma::Over(Err(Errno::ENOTCONN));
@@ -332,6 +379,7 @@ impl Session {
         while self.dma.contains_key(&self.last_dma) {
             self.last_dma = self.last_dma.wrapping_add(1);
         }
+        self.messages.count(command.code());
         self.output.push(command.encode(self.last_dma, false), vec![]);
         self.dma.insert(self.last_dma, Dma::Waiting(access));
         Ok(DmaId(self.last_dma))
@@ -364,3 +412,15 @@ impl Session {
         &mut self.output
     }
 }
+
+fn is_posted(header: &Header) -> bool {
+    matches!(header.kind(), Kind::Command { no_reply: true })
+}
+
+/// When it is too late to answer a command of `start`.
+fn reply_deadline(start: Instant) -> Instant {
+    start.checked_add(limits::REPLY).unwrap_or(start)
+}
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use super::uring::Uring;
 
 /// Which one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
+pub(crate) enum Engine {
     /// The kernel's rings.
     IoUring,
     /// A pool of threads.
