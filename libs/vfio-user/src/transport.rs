@@ -258,6 +258,14 @@ impl Framer {
         Ok(Some(Message { header, body, descriptors }))
     }
 
+    /// Whether [`Framer::next_message`] gives a message or an error.
+    pub fn has_message(&self) -> bool {
+        let pending = self.bytes.get(self.start..).unwrap_or_default();
+        let Ok((header, _)) = Header::read_from_prefix(pending) else { return false };
+        let size = usize::try_from(header.size()).unwrap_or(usize::MAX);
+        header.size() > limits::MESSAGE || size <= pending.len()
+    }
+
     /// Whether some bytes of a message have arrived, but not all.
     pub fn is_mid_message(&self) -> bool {
         self.start < self.bytes.len()

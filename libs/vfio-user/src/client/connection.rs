@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::ClientError;
 use super::reading::Incoming;
@@ -88,11 +89,20 @@ pub(super) struct State {
     pub(super) ended: Option<Disconnect>,
 }
 
+impl State {
+    /// Whether the server has left so many replies unread that it gets no more.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.outbox.len() > limits::WAITING_BYTES
+    }
+}
+
 pub(super) struct Connection {
     pub(super) socket: Socket,
     state: Mutex<State>,
     /// Who holds it reads the socket.
     pub(super) incoming: Mutex<Incoming>,
+    /// Wakes the client's own thread.
+    nudge: EventFd,
     pub(super) timeout: Duration,
     /// What the server may reach by messages.
     pub(super) memory: Arc<Table<dma::Region>>,
@@ -113,6 +123,7 @@ impl Connection {
             socket: Socket::new(stream)?,
             state: Mutex::new(State { session: Session::new(), outbox: Outbox::new(), ended: None }),
             incoming: Mutex::new(Incoming::new(&memory)),
+            nudge: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             timeout,
             memory,
             sent: Messages::default(),
@@ -157,6 +168,7 @@ impl Connection {
         let outcome = loop {
             // Reading is quicker than being woken by who reads.
             if let Some(outcome) = self.lead(|incoming| self.read_for(incoming, &woken, deadline)) {
+                self.hand_over();
                 break outcome?;
             }
             match woken.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -232,6 +244,25 @@ impl Connection {
             if let Some(cause) = &state.ended {
                 return Err(cause.clone().into());
             }
+        }
+    }
+
+    /// Wakes who is in [`Connection::wait_or_nudge`], or will be.
+    pub(super) fn nudge(&self) {
+        // A full counter wakes as well.
+        let _ = self.nudge.write(1);
+    }
+
+    /// Waits for the socket, or for a nudge. It may wake up for nothing.
+    pub(super) fn wait_or_nudge(&self, events: PollFlags) -> nix::Result<()> {
+        let socket = PollFd::new(self.socket.as_fd(), events);
+        match poll(&mut [socket, PollFd::new(self.nudge.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+        match self.nudge.read() {
+            Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 

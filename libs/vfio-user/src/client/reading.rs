@@ -5,8 +5,6 @@
 //! own commands. Whoever stops reading tells one of those who still wait.
 
 use std::convert::Infallible;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::thread;
@@ -16,7 +14,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFlags, PollTimeout};
 
 use super::ClientError;
-use super::connection::{Connection, Disconnect, Wake};
+use super::connection::{Connection, Disconnect, Waiter, Wake};
 use crate::dma::{self, DmaError, Iova, Table, View};
 use crate::limits;
 use crate::session::client::Event;
@@ -81,7 +79,7 @@ impl Connection {
             if patience.is_zero() {
                 return Ok(None);
             }
-            let result = match self.receive(incoming) {
+            let result = match self.step(incoming) {
                 Ok(Arrival::Something) => {
                     last = now;
                     Ok(())
@@ -110,7 +108,9 @@ impl Connection {
 
     fn attend_on(&self) -> Result<Infallible, Disconnect> {
         loop {
-            self.wait(self.interest()?, PollTimeout::NONE).map_err(Disconnect::Socket)?;
+            if let Some(events) = self.interest()? {
+                self.wait_or_nudge(events).map_err(Disconnect::Socket)?;
+            }
             match self.lead(|incoming| self.read_a_while(incoming)) {
                 Some(result) => result?,
                 // A caller reads, and may call again.
@@ -119,11 +119,18 @@ impl Connection {
         }
     }
 
+    /// Has the client's own thread do what a caller has left undone.
+    pub(super) fn hand_over(&self) {
+        if self.lock().session.has_event() {
+            self.nudge();
+        }
+    }
+
     /// Reads until nothing has come for a moment, or a caller waits, who reads for itself.
     fn read_a_while(&self, incoming: &mut Incoming) -> Result<(), Disconnect> {
         let mut last = Instant::now();
         while last.elapsed() < limits::LOOK {
-            match self.receive(incoming)? {
+            match self.step(incoming)? {
                 Arrival::Something => last = Instant::now(),
                 Arrival::Nothing if self.lock().session.pending() > 0 => break,
                 Arrival::Nothing => thread::yield_now(),
@@ -132,24 +139,45 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for the socket with nothing held.
+    /// Waits for the socket, if that is what there is to do, with no memory held.
     fn sleep(&self, incoming: &mut Incoming, patience: PollTimeout) -> Result<(), Disconnect> {
         incoming.memory.release();
-        self.wait(self.interest()?, patience).map_err(Disconnect::Socket)
+        match self.interest()? {
+            Some(events) => self.wait(events, patience).map_err(Disconnect::Socket),
+            None => Ok(()),
+        }
     }
 
-    /// What to wait for: also to get rid of replies that the socket did not take.
-    fn interest(&self) -> Result<PollFlags, Disconnect> {
-        Ok(if self.flush()? { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT })
+    /// What to wait for, unless something can be done already. A server that asks and does not listen is not
+    /// listened to either.
+    fn interest(&self) -> Result<Option<PollFlags>, Disconnect> {
+        let mut state = self.lock();
+        let sent = state.outbox.flush(&self.socket)?;
+        Ok(match sent {
+            Sent::WouldBlock if state.is_flooded() => Some(PollFlags::POLLOUT),
+            _ if state.session.has_event() => None,
+            Sent::WouldBlock => Some(PollFlags::POLLIN | PollFlags::POLLOUT),
+            Sent::Done => Some(PollFlags::POLLIN),
+        })
     }
 
-    /// Takes what is there.
-    fn receive(&self, incoming: &mut Incoming) -> Result<Arrival, Disconnect> {
+    /// Does the next thing that the server wants, or else receives; never waits.
+    fn step(&self, incoming: &mut Incoming) -> Result<Arrival, Disconnect> {
+        let mut state = self.lock();
+        if state.is_flooded() && state.outbox.flush(&self.socket)? == Sent::WouldBlock {
+            return Ok(Arrival::Nothing);
+        }
+        let event = state.session.next_event()?;
+        drop(state);
+        if let Some(event) = event {
+            self.handle(event, &mut incoming.memory)?;
+            return Ok(Arrival::Something);
+        }
+        incoming.memory.refresh();
         match self.socket.receive(&mut incoming.buffer)? {
             Received::Data { length, descriptors } => {
                 let bytes = incoming.buffer.get(..length).unwrap_or_default();
-                self.take(bytes, descriptors, &mut incoming.memory)?;
-                incoming.memory.refresh();
+                self.lock().session.receive(bytes, descriptors);
                 Ok(Arrival::Something)
             }
             Received::WouldBlock => Ok(Arrival::Nothing),
@@ -157,54 +185,21 @@ impl Connection {
         }
     }
 
-    /// How many bytes the server has yet to take.
-    pub(super) fn waiting(&self) -> usize {
-        self.lock().outbox.len()
-    }
-
-    /// Whether the socket has taken all.
-    fn flush(&self) -> io::Result<bool> {
-        Ok(self.lock().outbox.flush(&self.socket)? == Sent::Done)
-    }
-
-    /// A server that asks and does not listen is not listened to either, and not for ever.
-    fn hold_back(&self, memory: &mut View) -> Result<(), Disconnect> {
-        let start = Instant::now();
-        while self.waiting() > limits::WAITING_BYTES && !self.flush()? {
-            let patience = self.timeout.saturating_sub(start.elapsed());
-            if patience.is_zero() {
-                return Err(Disconnect::Stuck);
+    fn handle(&self, event: Event<Waiter>, memory: &mut View) -> Result<(), Disconnect> {
+        match event {
+            // The caller may have gone, after its time-out.
+            Event::Reply { waiter, message, error } => drop(waiter.send(Wake::Reply(message, error))),
+            Event::Command { message, no_reply } => {
+                self.received.count(message.header.code());
+                let answer = serve(&message, memory);
+                if !no_reply {
+                    let mut state = self.lock();
+                    state.outbox.push(answer, Vec::new());
+                    state.outbox.flush(&self.socket)?;
+                }
             }
-            memory.release();
-            let patience = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-            self.wait(PollFlags::POLLOUT, patience).map_err(Disconnect::Socket)?;
         }
         Ok(())
-    }
-
-    /// Takes what came from the socket.
-    fn take(&self, bytes: &[u8], descriptors: Vec<OwnedFd>, memory: &mut View) -> Result<(), Disconnect> {
-        self.lock().session.receive(bytes, descriptors);
-        loop {
-            self.hold_back(memory)?;
-            let event = self.lock().session.next_event()?;
-            match event {
-                // The caller may have gone, after its time-out.
-                Some(Event::Reply { waiter, message, error }) => {
-                    drop(waiter.send(Wake::Reply(message, error)));
-                }
-                Some(Event::Command { message, no_reply }) => {
-                    self.received.count(message.header.code());
-                    let answer = serve(&message, memory);
-                    if !no_reply {
-                        let mut state = self.lock();
-                        state.outbox.push(answer, Vec::new());
-                        state.outbox.flush(&self.socket)?;
-                    }
-                }
-                None => return Ok(()),
-            }
-        }
     }
 }
 

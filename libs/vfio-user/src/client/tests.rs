@@ -464,6 +464,35 @@ fn the_server_gets_no_more_than_what_is_mapped() {
     assert_eq!(client.received().total(), 9);
 }
 
+/// The caller takes its reply and leaves the rest to the client's own thread.
+#[test]
+fn what_comes_with_a_reply_is_served_after_it() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (served, was_served) = std::sync::mpsc::channel();
+    let server = thread::spawn(move || {
+        answer_version(&mut theirs);
+        for round in 0..200_u16 {
+            let (header, _) = read_message(&mut theirs).unwrap();
+            let mut bytes = Reply::Done(header.code()).encode(header.id());
+            for id in 0..3 {
+                let question = Command::DmaRead(crate::wire::DmaAccess { address: 0, count: 8 });
+                bytes.extend_from_slice(&question.encode(3 * round + id, false));
+            }
+            theirs.write_all(&bytes).unwrap();
+            for id in 0..3 {
+                assert_eq!(read_message(&mut theirs).unwrap().0.id(), 3 * round + id);
+            }
+            served.send(()).unwrap();
+        }
+    });
+    let client = Client::new(ours, Options::default()).unwrap();
+    for _ in 0..200 {
+        client.reset().unwrap();
+        was_served.recv_timeout(Duration::from_secs(5)).unwrap();
+    }
+    server.join().unwrap();
+}
+
 /// Its replies wait, but not without bound: then its questions wait, too.
 #[test]
 fn a_server_that_asks_and_does_not_listen_is_served_later() {
@@ -494,7 +523,7 @@ fn a_server_that_asks_and_does_not_listen_is_served_later() {
     let part = Memory { file: memory.as_fd(), offset: 0, length: COUNT as usize };
     client.dma_map(Iova(0), part, Access::Read, Sharing::Messages).unwrap();
     thread::sleep(Duration::from_millis(150));
-    let waiting = client.connection.waiting();
+    let waiting = client.connection.lock().outbox.len();
     assert!(waiting > limits::WAITING_BYTES, "the flood has begun");
     assert!(waiting < 2 * limits::WAITING_BYTES, "{waiting}");
     let _theirs = server.join().unwrap();

@@ -136,6 +136,11 @@ impl<W> Session<W> {
         self.framer.push(bytes, descriptors);
     }
 
+    /// Whether [`Session::next_event`] has something to say.
+    pub fn has_event(&self) -> bool {
+        self.framer.has_message()
+    }
+
     /// What the server sent next, if all of it has arrived.
     ///
     /// # Errors
