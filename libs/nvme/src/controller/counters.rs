@@ -21,15 +21,15 @@ impl Counter {
 /// The controller's counters, since it was made; resets do not clear them.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Read commands that were completed.
+    /// Read commands that succeeded.
     pub reads: Counter,
-    /// Write commands that were completed.
+    /// Write commands that succeeded.
     pub writes: Counter,
-    /// Flush commands that were completed.
+    /// Flush commands that succeeded.
     pub flushes: Counter,
-    /// Write Zeroes commands that were completed.
+    /// Write Zeroes commands that succeeded.
     pub write_zeroes: Counter,
-    /// Dataset Management commands that were completed.
+    /// Dataset Management commands that succeeded.
     pub dataset_management: Counter,
     /// Admin commands that were completed.
     pub admin: Counter,

@@ -31,7 +31,7 @@ const fn bit(kind: AsyncEventType) -> u32 {
 impl Events {
     /// A request waits.
     pub(super) fn park(&mut self, command: u16) -> Result<(), Status> {
-        if self.parked.len() >= MAX_PARKED_EVENTS {
+        if self.parked.len() >= usize::from(MAX_PARKED_EVENTS) {
             return Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED);
         }
         self.parked.push(command);

@@ -38,7 +38,7 @@ impl Health {
         Self {
             counters: Arc::default(),
             events: Events::default(),
-            errors: VecDeque::with_capacity(ERROR_LOG_ENTRIES),
+            errors: VecDeque::with_capacity(ERROR_LOG_ENTRIES.into()),
             error_count: 0,
             started: Instant::now(),
             last_warning: None,
@@ -58,7 +58,7 @@ impl Health {
     pub(super) fn record_error(&mut self, origin: Origin, status: StatusField) {
         self.counters.errors.add(1);
         self.error_count = self.error_count.saturating_add(1);
-        self.errors.truncate(ERROR_LOG_ENTRIES.saturating_sub(1));
+        self.errors.truncate(usize::from(ERROR_LOG_ENTRIES).saturating_sub(1));
         self.errors.push_front(ErrorLogEntry {
             error_count: self.error_count.into(),
             submission_queue: origin.queue.0.into(),
@@ -73,7 +73,7 @@ impl Health {
     /// The Error Information log page.
     pub(super) fn error_log(&self) -> Vec<u8> {
         let mut page: Vec<u8> = self.errors.iter().flat_map(|entry| entry.as_bytes()).copied().collect();
-        page.resize(ERROR_LOG_ENTRIES.saturating_mul(size_of::<ErrorLogEntry>()), 0);
+        page.resize(usize::from(ERROR_LOG_ENTRIES).saturating_mul(size_of::<ErrorLogEntry>()), 0);
         page
     }
 

@@ -14,6 +14,9 @@ use crate::spec::{
     VolatileWriteCacheSupport,
 };
 
+/// NIDL of a UUID.
+const UUID_SIZE: u8 = 16;
+
 /// NSATTR: the namespace is write protected.
 const WRITE_PROTECTED: u8 = 1;
 
@@ -38,11 +41,11 @@ pub(super) fn controller(options: &Options, geometries: &[Geometry]) -> Identify
     data.controller_type = ControllerType::IO.0;
     data.admin_commands = OptionalAdminCommands::default().with_doorbell_buffer(options.shadow_doorbells);
     data.abort_limit = 3;
-    data.async_event_limit = (MAX_PARKED_EVENTS - 1) as u8;
+    data.async_event_limit = MAX_PARKED_EVENTS - 1;
     data.firmware_updates = FirmwareUpdates::default().with_slot1_read_only(true).with_slots(1);
     data.log_page_attributes =
         LogPageAttributes::default().with_extended_data(true).with_commands_supported(true);
-    data.error_log_entries = (ERROR_LOG_ENTRIES - 1) as u8;
+    data.error_log_entries = ERROR_LOG_ENTRIES - 1;
     data.warning_temperature = WARNING_TEMPERATURE.into();
     data.critical_temperature = CRITICAL_TEMPERATURE.into();
     data.submission_entry = QueueEntrySizes::default().with_required(6).with_maximum(6);
@@ -97,11 +100,7 @@ pub(super) fn active_namespaces(above: Nsid, count: usize) -> [u8; IDENTIFY_SIZE
 pub(super) fn descriptors(serial: &str, nsid: Nsid) -> [u8; IDENTIFY_SIZE] {
     let mut data = [0; IDENTIFY_SIZE];
     let uuid = Uuid::of(serial, nsid).0;
-    let header = NamespaceIdDescriptor {
-        kind: NamespaceIdType::UUID.0,
-        length: size_of_val(&uuid) as u8,
-        reserved: [0; 2],
-    };
+    let header = NamespaceIdDescriptor { kind: NamespaceIdType::UUID.0, length: UUID_SIZE, reserved: [0; 2] };
     for (byte, value) in data.iter_mut().zip(header.as_bytes().iter().chain(&uuid)) {
         *byte = *value;
     }

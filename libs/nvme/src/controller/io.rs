@@ -254,17 +254,17 @@ fn index(nsid: Nsid) -> Option<usize> {
     usize::try_from(nsid.0.checked_sub(1)?).ok()
 }
 
-/// Counts an I/O command that ended.
+/// Counts an I/O command that succeeded.
 #[inline]
-pub(super) fn count(counters: &Counters, work: Work, succeeded: bool) {
+pub(super) fn count(counters: &Counters, work: Work) {
     match work {
         Work::Read { bytes } => {
             counters.reads.add(1);
-            counters.bytes_read.add(if succeeded { bytes } else { 0 });
+            counters.bytes_read.add(bytes);
         }
         Work::Write { bytes } => {
             counters.writes.add(1);
-            counters.bytes_written.add(if succeeded { bytes } else { 0 });
+            counters.bytes_written.add(bytes);
         }
         Work::Flush => counters.flushes.add(1),
         Work::WriteZeroes => counters.write_zeroes.add(1),

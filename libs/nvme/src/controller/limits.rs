@@ -13,13 +13,13 @@ pub(super) const BATCH: usize = 32;
 pub(super) const MAX_IN_FLIGHT: u16 = 8192;
 
 /// Asynchronous Event Requests that may be parked (AERL + 1).
-pub(super) const MAX_PARKED_EVENTS: usize = 4;
+pub(super) const MAX_PARKED_EVENTS: u8 = 4;
 
 /// Events that wait for the host to ask; more of a kind that already waits are not counted.
 pub(super) const MAX_PENDING_EVENTS: usize = 16;
 
 /// Entries of the Error Information log (ELPE + 1); they fill a page.
-pub(super) const ERROR_LOG_ENTRIES: usize = 64;
+pub(super) const ERROR_LOG_ENTRIES: u8 = 64;
 
 /// Ranges of a Dataset Management command.
 pub(super) const MAX_DEALLOCATE_RANGES: usize = 256;

@@ -160,7 +160,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         if self.state.posts() {
             self.queues.signal(host, &mut self.health, self.registers.interrupt_mask(), Patience::Polls);
             if !progress && self.state == State::Ready {
-                self.queues.scan_unused(host, &mut self.health);
+                self.queues.find_stray_doorbell(host, &mut self.health);
             }
         }
         progress
@@ -182,9 +182,10 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
 
     /// Whether commands could be taken or events reported right now.
     fn has_work(&mut self, host: &mut H) -> bool {
+        self.queues.find_stray_doorbells(host, &mut self.health);
         let slots = self.disks.slots.available() != 0;
-        let events = self.health.events.is_due() && self.queues.has_admin_room(host, &mut self.health);
-        events || self.queues.any_takeable(host, &mut self.health, slots)
+        let commands = self.queues.any_takeable(host, &mut self.health, slots);
+        commands || (self.health.events.is_due() && self.queues.has_admin_room(host, &mut self.health))
     }
 
     /// Serves each queue once: the admin queue first, the others round robin.
@@ -231,7 +232,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 let result = match disks.start(host, origin, entry, write_cache) {
                     Ok((_, Progress::Pending)) => continue,
                     Ok((work, Progress::Done)) => {
-                        io::count(&health.counters, work, true);
+                        io::count(&health.counters, work);
                         Ok(0)
                     }
                     Err(status) => Err(status),
@@ -313,7 +314,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         let mut outcome = Ok(());
         let progress = disks.reap(host, |host, owner, result| match owner {
             Owner::Command { origin, work } if state.posts() && outcome.is_ok() => {
-                io::count(&health.counters, work, result.is_ok());
+                if result.is_ok() {
+                    io::count(&health.counters, work);
+                }
                 if origin.queue == ADMIN {
                     health.counters.admin.add(1);
                 }

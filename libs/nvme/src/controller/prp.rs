@@ -119,5 +119,5 @@ impl Walker {
 
 /// The bytes from `at` to the end of its page.
 fn room_in_page(at: u64) -> usize {
-    PAGE_SIZE.saturating_sub((at % PAGE_SIZE as u64) as usize)
+    PAGE_SIZE.saturating_sub((at & 0xfff) as usize)
 }

@@ -90,7 +90,7 @@ impl Queues {
         self.completion.fill_with(|| None);
         self.io.clear();
         self.interrupting.clear();
-        for index in 0..self.submission.len().saturating_mul(2) {
+        for index in 0..self.doorbell_count() {
             host.set_doorbell(index, 0);
         }
         if std::mem::take(&mut self.line) {
@@ -428,22 +428,32 @@ impl Queues {
         true
     }
 
-    /// Looks at one doorbell, the next one at the next call: if its queue does not exist, no one may have
-    /// rung it.
-    pub(super) fn scan_unused<H: Host>(&mut self, host: &mut H, health: &mut Health) {
-        let queue = self.scan / 2;
-        let exists = if self.scan.is_multiple_of(2) {
-            self.submission.get(queue).is_some_and(Option::is_some)
-        } else {
-            self.completion.get(queue).is_some_and(Option::is_some)
+    /// Looks at one doorbell, at the next one in the next call: if its queue does not exist, no one may have
+    /// rung it (5.2.1). A poll that has nothing else to do affords one look.
+    pub(super) fn find_stray_doorbell<H: Host>(&mut self, host: &mut H, health: &mut Health) {
+        self.scan = if self.scan < self.doorbell_count() { self.scan } else { 0 };
+        let (queue, completion) = (self.scan / 2, !self.scan.is_multiple_of(2));
+        let exists = match completion {
+            false => self.submission.get(queue).is_some_and(Option::is_some),
+            true => self.completion.get(queue).is_some_and(Option::is_some),
         };
         if !exists && host.doorbell(self.scan) != 0 {
             host.set_doorbell(self.scan, 0);
             health.events.raise(INVALID_DOORBELL_REGISTER);
             tracing::debug!(index = self.scan, "A doorbell was rung whose queue does not exist");
         }
-        let count = self.submission.len().saturating_mul(2);
-        self.scan = if self.scan.saturating_add(1) >= count { 0 } else { self.scan.saturating_add(1) };
+        self.scan = self.scan.saturating_add(1);
+    }
+
+    /// Looks at all of them, before a sleep.
+    pub(super) fn find_stray_doorbells<H: Host>(&mut self, host: &mut H, health: &mut Health) {
+        for _ in 0..self.doorbell_count() {
+            self.find_stray_doorbell(host, health);
+        }
+    }
+
+    fn doorbell_count(&self) -> usize {
+        self.submission.len().saturating_mul(2)
     }
 }
 

@@ -2,4 +2,4 @@
 
 mod admin;
 mod io;
-mod machine;
+pub(crate) mod machine;
