@@ -1,8 +1,7 @@
 //! The client: a device in another process, as method calls.
 //!
-//! Any thread may call any method, and none holds a lock while it waits. A thread of the client's reads the
-//! socket: it hands replies to their callers and serves the server's DMA_READ and DMA_WRITE from the memory that
-//! [`Client::dma_map`] registered, also while callers wait.
+//! Any thread may call any method. The server's DMA_READ and DMA_WRITE are served from the memory that
+//! [`Client::dma_map`] registered, by a thread of the client's, or by a caller that waits for its reply.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -28,6 +27,7 @@ use crate::wire::{
 };
 
 mod connection;
+mod reading;
 mod region;
 
 pub use connection::Disconnect;
@@ -173,7 +173,7 @@ impl Client {
         let connection = Arc::new(Connection::new(stream, options.timeout)?);
         let reader = thread::Builder::new().name("vfio-user client".to_owned()).spawn({
             let connection = connection.clone();
-            move || connection.read()
+            move || connection.attend()
         })?;
         let mut client = Self { connection, reader: Some(reader), capabilities: Capabilities::default() };
         client.capabilities = client.negotiate()?;

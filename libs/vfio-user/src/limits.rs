@@ -72,3 +72,6 @@ pub const INTERRUPT_TYPES: u32 = 50;
 
 /// The most vectors of a type that a client takes from a server: those of an MSI-X table.
 pub const VECTORS: u32 = 2048;
+
+/// How long a client's own thread leaves the socket to a caller that reads it.
+pub const LINGER: Duration = Duration::from_micros(200);

@@ -1,23 +1,23 @@
-//! The client's socket: who sends, who waits, and the thread that reads.
+//! The client's socket: who sends, who waits, and how it ends. Who reads is in `reading`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::ClientError;
+use super::reading::Incoming;
 use crate::counters::Messages;
-use crate::dma::{self, DmaError, Iova, Table, View};
+use crate::dma::{self, Table};
 use crate::limits;
-use crate::session::client::{Event, Session, SessionError, TooManyCommands};
-use crate::transport::{Message, Outbox, Received, Sent, Socket};
-use crate::wire::{Command, CommandCode, Reply, encode_error};
+use crate::session::client::{Session, SessionError, TooManyCommands};
+use crate::transport::{Message, Outbox, Sent, Socket};
+use crate::wire::{Command, CommandCode, Reply};
 
 /// Why a connection is over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,20 +70,30 @@ impl Answer {
     }
 }
 
-/// A reply, and the errno if the command failed.
-type Outcome = (Message, Option<u32>);
+/// What a caller is woken with.
+#[derive(Debug)]
+pub(super) enum Wake {
+    /// Its reply, and the errno if the command failed.
+    Reply(Message, Option<u32>),
+    /// Nobody reads the socket any more: it may.
+    Lead,
+}
+
+pub(super) type Waiter = mpsc::Sender<Wake>;
 
 #[derive(Debug)]
-struct State {
-    session: Session<SyncSender<Outcome>>,
-    outbox: Outbox,
-    ended: Option<Disconnect>,
+pub(super) struct State {
+    pub(super) session: Session<Waiter>,
+    pub(super) outbox: Outbox,
+    pub(super) ended: Option<Disconnect>,
 }
 
 pub(super) struct Connection {
-    socket: Socket,
+    pub(super) socket: Socket,
     state: Mutex<State>,
-    timeout: Duration,
+    /// Who holds it reads the socket.
+    pub(super) incoming: Mutex<Incoming>,
+    pub(super) timeout: Duration,
     /// What the server may reach by messages.
     pub(super) memory: Arc<Table<dma::Region>>,
     pub(super) sent: Messages,
@@ -98,22 +108,29 @@ impl std::fmt::Debug for Connection {
 
 impl Connection {
     pub(super) fn new(stream: UnixStream, timeout: Duration) -> io::Result<Self> {
+        let memory = Arc::new(Table::new(usize::try_from(limits::DMA_MAPS).unwrap_or(usize::MAX)));
         Ok(Self {
             socket: Socket::new(stream)?,
             state: Mutex::new(State { session: Session::new(), outbox: Outbox::new(), ended: None }),
+            incoming: Mutex::new(Incoming::new(&memory)),
             timeout,
-            memory: Arc::new(Table::new(usize::try_from(limits::DMA_MAPS).unwrap_or(usize::MAX))),
+            memory,
             sent: Messages::default(),
             received: Messages::default(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn ended(&self) -> Option<Disconnect> {
         self.lock().ended.clone()
+    }
+
+    /// Why it ended, when it has.
+    pub(super) fn why(&self) -> Disconnect {
+        self.ended().unwrap_or(Disconnect::Server)
     }
 
     /// Ends it, once; whoever waits is told, and the reader leaves.
@@ -135,17 +152,27 @@ impl Connection {
     ) -> Result<Answer, ClientError> {
         let code = command.code();
         let deadline = self.deadline();
-        // The channel looks for a moment before it sleeps.
-        let (waiter, outcome) = sync_channel(1);
+        let (waiter, woken) = channel();
         self.send(code, descriptors, deadline, |session| session.request(command, waiter))?;
-        match outcome.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((message, None)) => Ok(Answer(message)),
-            Ok((_, Some(errno))) => {
+        let outcome = loop {
+            // Reading is quicker than being woken by who reads.
+            if let Some(outcome) = self.lead(|incoming| self.read_for(incoming, &woken, deadline)) {
+                break outcome?;
+            }
+            match woken.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Wake::Lead) => {}
+                Ok(Wake::Reply(message, error)) => break Some((message, error)),
+                Err(RecvTimeoutError::Timeout) => break None,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.why().into()),
+            }
+        };
+        match outcome {
+            Some((message, None)) => Ok(Answer(message)),
+            Some((_, Some(errno))) => {
                 let errno = Errno::from_raw(i32::try_from(errno).unwrap_or_default());
                 Err(ClientError::Refused { code, errno })
             }
-            Err(RecvTimeoutError::Timeout) => Err(self.timed_out(code)),
-            Err(RecvTimeoutError::Disconnected) => Err(self.ended().unwrap_or(Disconnect::Server).into()),
+            None => Err(self.timed_out(code)),
         }
     }
 
@@ -169,7 +196,7 @@ impl Connection {
         code: CommandCode,
         descriptors: &[BorrowedFd<'_>],
         deadline: Instant,
-        message: impl FnOnce(&mut Session<SyncSender<Outcome>>) -> Result<Vec<u8>, TooManyCommands>,
+        message: impl FnOnce(&mut Session<Waiter>) -> Result<Vec<u8>, TooManyCommands>,
     ) -> Result<(), ClientError> {
         let descriptors =
             descriptors.iter().map(BorrowedFd::try_clone_to_owned).collect::<io::Result<_>>()?;
@@ -188,7 +215,7 @@ impl Connection {
                 Ok(Sent::WouldBlock) => {}
                 Err(error) => {
                     self.end(error.into());
-                    return Err(self.ended().unwrap_or(Disconnect::Server).into());
+                    return Err(self.why().into());
                 }
             }
             let patience = deadline.saturating_duration_since(Instant::now());
@@ -208,119 +235,11 @@ impl Connection {
         }
     }
 
-    fn wait(&self, events: PollFlags, patience: PollTimeout) -> nix::Result<()> {
+    /// Waits for the socket. It may wake up for nothing.
+    pub(super) fn wait(&self, events: PollFlags, patience: PollTimeout) -> nix::Result<()> {
         match poll(&mut [PollFd::new(self.socket.as_fd(), events)], patience) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error),
         }
-    }
-
-    /// Reads until the end, which it tells to all who wait.
-    pub(super) fn read(&self) {
-        let Err(cause) = self.read_on();
-        if !matches!(cause, Disconnect::Server) {
-            tracing::debug!(%cause, "the reader ends");
-        }
-        self.end(cause);
-    }
-
-    fn read_on(&self) -> Result<std::convert::Infallible, Disconnect> {
-        let mut memory = View::new(self.memory.clone(), Arc::new(NoMessages));
-        let mut buffer = vec![0; limits::RECEIPT];
-        let mut last = Instant::now();
-        loop {
-            match self.socket.receive(&mut buffer)? {
-                Received::Data { length, descriptors } => {
-                    self.take(buffer.get(..length).unwrap_or_default(), descriptors, &mut memory)?;
-                    memory.refresh();
-                    last = Instant::now();
-                }
-                // A wake-up costs more than most answers take.
-                Received::WouldBlock if last.elapsed() < limits::LOOK => thread::yield_now(),
-                Received::WouldBlock => {
-                    memory.release();
-                    let events = if self.flush()? {
-                        PollFlags::POLLIN
-                    } else {
-                        PollFlags::POLLIN | PollFlags::POLLOUT
-                    };
-                    self.wait(events, PollTimeout::NONE).map_err(Disconnect::Socket)?;
-                }
-                Received::Closed => return Err(Disconnect::Server),
-            }
-        }
-    }
-
-    /// How many bytes the server has yet to take.
-    pub(super) fn waiting(&self) -> usize {
-        self.lock().outbox.len()
-    }
-
-    /// Whether the socket has taken all.
-    fn flush(&self) -> io::Result<bool> {
-        Ok(self.lock().outbox.flush(&self.socket)? == Sent::Done)
-    }
-
-    /// Takes what came from the socket.
-    fn take(&self, bytes: &[u8], descriptors: Vec<OwnedFd>, memory: &mut View) -> Result<(), Disconnect> {
-        self.lock().session.receive(bytes, descriptors);
-        loop {
-            // A server that asks and does not listen is not listened to either.
-            while self.waiting() > limits::WAITING_BYTES && !self.flush()? {
-                memory.release();
-                self.wait(PollFlags::POLLOUT, PollTimeout::NONE).map_err(Disconnect::Socket)?;
-            }
-            let event = self.lock().session.next_event()?;
-            match event {
-                // The caller may have gone, after its time-out.
-                Some(Event::Reply { waiter, message, error }) => drop(waiter.try_send((message, error))),
-                Some(Event::Command { message, no_reply }) => {
-                    self.received.count(message.header.code());
-                    let answer = serve(&message, memory);
-                    if !no_reply {
-                        let mut state = self.lock();
-                        state.outbox.push(answer, Vec::new());
-                        state.outbox.flush(&self.socket)?;
-                    }
-                }
-                None => return Ok(()),
-            }
-        }
-    }
-}
-
-/// Does what the server asks, and gives the reply.
-fn serve(message: &Message, memory: &mut View) -> Vec<u8> {
-    let (id, code) = (message.header.id(), message.header.code());
-    let refuse = |errno: Errno| encode_error(id, code, (errno as i32).unsigned_abs());
-    match Command::decode(&message.header, &message.body, message.descriptors.len()) {
-        // Nothing that a server may ask for takes a descriptor.
-        Ok(_) if !message.descriptors.is_empty() => refuse(Errno::EINVAL),
-        Ok(Command::DmaRead(access)) => {
-            let mut data = vec![0; usize::try_from(access.count).unwrap_or_default()];
-            match memory.read(Iova(access.address), &mut data) {
-                Ok(()) => Reply::DmaRead { address: access.address, data: &data }.encode(id),
-                Err(_) => refuse(Errno::EFAULT),
-            }
-        }
-        Ok(Command::DmaWrite(write)) => match memory.write(Iova(write.address), write.data) {
-            Ok(()) => Reply::DmaWrite(Some(write.access())).encode(id),
-            Err(_) => refuse(Errno::EFAULT),
-        },
-        Ok(_) => refuse(Errno::ENOSYS),
-        Err(error) => refuse(error.errno()),
-    }
-}
-
-/// Our own memory is all mapped.
-struct NoMessages;
-
-impl dma::Messages for NoMessages {
-    fn read(&self, from: Iova, into: &mut [u8]) -> Result<(), DmaError> {
-        Err(DmaError::Refused { iova: from, length: into.len() })
-    }
-
-    fn write(&self, to: Iova, from: &[u8]) -> Result<(), DmaError> {
-        Err(DmaError::Refused { iova: to, length: from.len() })
     }
 }

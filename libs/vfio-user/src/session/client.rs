@@ -126,6 +126,11 @@ impl<W> Session<W> {
         self.pending.len()
     }
 
+    /// Who waits.
+    pub fn waiters(&self) -> impl Iterator<Item = &W> {
+        self.pending.values().map(|(_, waiter)| waiter)
+    }
+
     /// Takes what came from the socket, in any fragmentation.
     pub fn receive(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>) {
         self.framer.push(bytes, descriptors);
