@@ -118,6 +118,11 @@ impl<H: PinHost> File<H> {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn is_direct(&self) -> bool {
+        self.alignment != Alignment::NONE
+    }
+
     pub(super) fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -219,6 +224,7 @@ impl<H: PinHost> Drop for File<H> {
         {
             tracing::error!(%error, "the image could not be flushed at the end");
         }
+        lock::unlock(&self.image);
     }
 }
 
@@ -263,3 +269,6 @@ fn direct_alignment(image: BorrowedFd<'_>) -> Option<Alignment> {
     let (memory, offset) = (stat.stx_dio_mem_align as usize, stat.stx_dio_offset_align as usize);
     (memory.is_power_of_two() && offset.is_power_of_two()).then_some(Alignment { memory, offset })
 }
+
+#[cfg(test)]
+mod tests;

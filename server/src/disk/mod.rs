@@ -88,3 +88,6 @@ impl<H: PinHost> Disk<H> for Backend<H> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

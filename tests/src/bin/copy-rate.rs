@@ -13,18 +13,23 @@ const BLOCK: usize = 4096;
 /// As many blocks as a queue of depth 128 has buffers.
 const BUFFERS: usize = 128;
 
+/// Page-aligned, as a guest's buffers are: some processors copy to other places several times slower.
+fn map(length: usize) -> &'static mut [u8] {
+    let length = NonZeroUsize::new(length).unwrap();
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: without MAP_FIXED the kernel chooses a free range; it stays mapped until the program ends.
+    unsafe {
+        let start = mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE).unwrap();
+        let _ = madvise(start, length.get(), MmapAdvise::MADV_HUGEPAGE);
+        std::slice::from_raw_parts_mut(start.cast::<u8>().as_ptr(), length.get())
+    }
+}
+
 fn main() {
     let seconds = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(1.0);
-    let length = NonZeroUsize::new(MEMORY).unwrap();
-    // SAFETY: without MAP_FIXED the kernel chooses a free range; it stays mapped until the program ends.
-    let memory = unsafe {
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let start = mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE).unwrap();
-        let _ = madvise(start, MEMORY, MmapAdvise::MADV_HUGEPAGE);
-        std::slice::from_raw_parts_mut(start.cast::<u8>().as_ptr(), MEMORY)
-    };
+    let memory = map(MEMORY);
     memory.fill(1);
-    let mut buffers = vec![0_u8; BUFFERS * BLOCK];
+    let buffers = map(BUFFERS * BLOCK);
     let mut random = 88_172_645_463_325_252_u64;
     let (start, limit) = (Instant::now(), Duration::from_secs_f64(seconds));
     let mut copies = 0_usize;

@@ -66,7 +66,7 @@ pub enum Command {
 
 impl Command {
     /// The submission entry, without its command identifier.
-    #[inline]
+    #[inline(always)]
     pub fn entry(&self) -> Result<SubmissionEntry, SubmitError> {
         let entry = |opcode: NvmOpcode, nsid: Nsid, data: DataPointer| SubmissionEntry {
             opcode: opcode.0,

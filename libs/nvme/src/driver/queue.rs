@@ -112,13 +112,14 @@ impl<D: Doorbell, B: Block> QueuePair<D, B> {
     }
 
     /// Queues a command. The drive is told of it by [`Self::ring`].
-    #[inline]
+    // A command is then built in registers, not stored in pieces and loaded whole.
+    #[inline(always)]
     pub fn submit(&mut self, command: &Command) -> Result<CommandId, SubmitError> {
         self.submit_entry(command.entry()?)
     }
 
     /// Queues a command of the caller's making, whose command identifier is filled in.
-    #[inline]
+    #[inline(always)]
     pub fn submit_entry(&mut self, mut entry: SubmissionEntry) -> Result<CommandId, SubmitError> {
         let Some(id) = self.slots.take() else {
             return Err(SubmitError::Full { queue: self.id, depth: self.entries.saturating_sub(1) });

@@ -2,6 +2,7 @@
 //! --ignored --nocapture iops`. It measures, it asserts nothing about speed.
 
 use std::num::NonZeroU16;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use outboard_nvme::driver::{
@@ -15,13 +16,13 @@ use crate::plugged::{Doorbells, Stepped, Threaded};
 
 const TIME: Duration = Duration::from_secs(2);
 
-/// Keeps `depth` reads of 4 KiB outstanding for a while; gives I/Os per second.
+/// Keeps `depth` reads of 4 KiB outstanding for a while; gives I/Os per second, and I/Os.
 fn measure<D: Doorbell>(
     queue: &mut QueuePair<D, Run>,
     block: &Run,
     depth: usize,
     mut step: impl FnMut(),
-) -> f64 {
+) -> (f64, u64) {
     let data = DataPointer::new(&[Fragment { iova: block.iova(), length: 4096 }], None::<&Run>).unwrap();
     let (start, mut done, mut lba) = (Instant::now(), 0u64, 0u64);
     let mut room = depth;
@@ -45,7 +46,7 @@ fn measure<D: Doorbell>(
         step();
         queue.poll(|_| {}).unwrap();
     }
-    rate
+    (rate, done)
 }
 
 const BLOCKS: u64 = 1 << 21;
@@ -61,7 +62,7 @@ fn iops_in_one_thread() {
     let mut queue = drive.create_queue_pair(256).unwrap();
     let block = drive.memory().allocate(4096).unwrap();
     for depth in DEPTHS {
-        let rate = measure(&mut queue, &block, depth, || {
+        let (rate, _) = measure(&mut queue, &block, depth, || {
             device.step();
         });
         println!("one thread, null, depth {depth}: {:.2} M IOPS, {:.0} ns each", rate / 1e6, 1e9 / rate);
@@ -75,6 +76,7 @@ fn iops_in_two_threads() {
         let ram = Ram::new(256);
         let (_worker, bar) =
             Threaded::start(&ram, controller::Options::default(), doorbells, vec![Null(BLOCKS)]);
+        let rung = bar.rung();
         let mut drive = Drive::enable(bar, Pages::new(ram.clone()), Options::default()).unwrap();
         drive.request_queues(NonZeroU16::MIN).unwrap();
         if doorbells == Doorbells::Posted {
@@ -83,9 +85,11 @@ fn iops_in_two_threads() {
         let mut queue = drive.create_queue_pair(256).unwrap();
         let block = drive.memory().allocate(4096).unwrap();
         for depth in DEPTHS {
-            let rate = measure(&mut queue, &block, depth, std::hint::spin_loop);
+            let before = rung.load(Ordering::Relaxed);
+            let (rate, ios) = measure(&mut queue, &block, depth, std::hint::spin_loop);
+            let messages = (rung.load(Ordering::Relaxed) - before) as f64 / ios as f64;
             println!(
-                "{doorbells:?}, null, depth {depth}: {:.2} M IOPS, {:.0} ns each",
+                "{doorbells:?}, null, depth {depth}: {:.2} M IOPS, {:.0} ns and {messages:.4} messages each",
                 rate / 1e6,
                 1e9 / rate
             );

@@ -261,8 +261,53 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Pending {
     stripe: usize,
     step: Step,
-    data: Run,
+    data: Buffer,
     _list: Run,
+}
+
+/// Memory for a command's data, which begins within a page; the first page is the last of the block.
+struct Buffer {
+    block: Run,
+    /// Offsets in the block, with lengths.
+    pieces: Vec<(usize, usize)>,
+}
+
+impl Buffer {
+    fn new(memory: &mut Pages, offset: usize, length: usize) -> Self {
+        let pages = (offset + length).div_ceil(4096);
+        let block = memory.allocate(pages * 4096).unwrap();
+        let first = length.min(4096 - offset);
+        let mut pieces = vec![((pages - 1) * 4096 + offset, first)];
+        if length > first {
+            pieces.push((0, length - first));
+        }
+        Self { block, pieces }
+    }
+
+    fn pointer(&self, list: &Run) -> DataPointer {
+        let iova = |offset: usize| Iova(self.block.iova().0 + offset as u64);
+        let fragments: Vec<_> =
+            self.pieces.iter().map(|&(offset, length)| Fragment { iova: iova(offset), length }).collect();
+        DataPointer::new(&fragments, Some(list)).unwrap()
+    }
+
+    fn write(&self, mut from: &[u8]) {
+        for &(offset, length) in &self.pieces {
+            let (here, rest) = from.split_at(length);
+            self.block.write(offset, here);
+            from = rest;
+        }
+    }
+
+    fn read(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for &(offset, length) in &self.pieces {
+            let at = bytes.len();
+            bytes.resize(at + length, 0);
+            self.block.read(offset, &mut bytes[at..]);
+        }
+        bytes
+    }
 }
 
 fn pattern(seed: u8, length: usize) -> Vec<u8> {
@@ -297,15 +342,18 @@ fn play(steps: Vec<Step>, pace: Pace, entries: [u16; 3], shadow: bool) {
                 Action::Write { offset, .. } | Action::Read { offset } => offset,
                 _ => 0,
             };
-            let data = drive.memory().allocate(offset + length.max(4096)).unwrap();
+            let bytes = match step.action {
+                Action::Deallocate { .. } => 2 * size_of::<DsmRange>(),
+                _ => length,
+            };
+            let data = Buffer::new(drive.memory(), offset, bytes);
             let list = drive.memory().allocate(4096).unwrap();
-            let fragment = Fragment { iova: Iova(data.iova().0 + offset as u64), length };
-            let pointer = DataPointer::new(&[fragment], Some(&list)).unwrap();
+            let pointer = data.pointer(&list);
             let start = Lba((stripe * STRIPE + step.start) as u64);
             let blocks = step.blocks as u32;
             let command = match step.action {
                 Action::Write { durable, .. } => {
-                    data.write(offset, &pattern(step.seed, length));
+                    data.write(&pattern(step.seed, length));
                     Command::Write { nsid: NSID, start, blocks, data: pointer, durable }
                 }
                 Action::Read { .. } => Command::Read { nsid: NSID, start, blocks, data: pointer },
@@ -319,8 +367,8 @@ fn play(steps: Vec<Step>, pace: Pace, entries: [u16; 3], shadow: bool) {
                         start: start.into(),
                     };
                     let ranges = [range(start.0, blocks), range((stripe * STRIPE + second) as u64, 3)];
-                    data.write(0, ranges.as_bytes());
-                    Command::Deallocate { nsid: NSID, ranges: 2, data: page(&data) }
+                    data.write(ranges.as_bytes());
+                    Command::Deallocate { nsid: NSID, ranges: 2, data: pointer }
                 }
                 Action::Flush => Command::Flush { nsid: NSID },
                 Action::Outside => {
@@ -352,10 +400,8 @@ fn play(steps: Vec<Step>, pace: Pace, entries: [u16; 3], shadow: bool) {
                     }
                     match step.action {
                         Action::Write { .. } => bytes.copy_from_slice(&pattern(step.seed, bytes.len())),
-                        Action::Read { offset } => {
-                            let mut found = vec![0; bytes.len()];
-                            data.read(offset, &mut found);
-                            assert!(found == bytes, "{step:?} read something else than was written");
+                        Action::Read { .. } => {
+                            assert!(data.read() == bytes, "{step:?} read something else than was written");
                         }
                         Action::Zero { .. } => bytes.fill(0),
                         Action::Deallocate { second } => {

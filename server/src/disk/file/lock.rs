@@ -2,6 +2,8 @@
 //! 100 + n says "I use permission n", one at 200 + n "nobody else may".
 
 use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -17,11 +19,36 @@ const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// Locks an image for as long as its open file description lives: readers share it, a writer has it alone.
+/// How long a process that was killed may hold its locks still: the kernel takes its rings apart behind its back,
+/// and they refer to the image.
+const LINGERING: Duration = Duration::from_secs(2);
+
+/// Locks an image until [`unlock`]: readers share it, a writer has it alone.
 ///
 /// # Errors
 /// EAGAIN: another process has a lock that does not go with ours. A file system without locks is no error.
 pub(super) fn lock(file: impl AsFd, read_only: bool) -> Result<(), Errno> {
+    let start = Instant::now();
+    loop {
+        match try_lock(&file, read_only) {
+            Err(Errno::EAGAIN | Errno::EACCES) if start.elapsed() < LINGERING => {
+                unlock(&file);
+                thread::sleep(Duration::from_millis(50));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Lets go of all locks at once: closing the image is not enough while a ring of ours refers to it.
+pub(super) fn unlock(file: impl AsFd) {
+    let whole = libc::flock { l_len: 0, ..byte(0, libc::F_UNLCK) };
+    if let Err(error) = fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
+        tracing::debug!(%error, "the image's locks stay until it is closed");
+    }
+}
+
+fn try_lock(file: impl AsFd, read_only: bool) -> Result<(), Errno> {
     let used: &'static [i64] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
     // A writer elsewhere would change what we read; nobody may change the size.
     let refused: &'static [i64] = &[WRITE, RESIZE];
