@@ -17,7 +17,7 @@ scenario() {
   (
     set -e
     work=$(mktemp -d) qemu='' server='' drive=()
-    trap 'kill -KILL $qemu $server 2>/dev/null; wait; rm -rf "$work"' EXIT
+    trap 'kill -KILL $qemu $server 2>/dev/null || true; wait; rm -rf "$work"' EXIT
     "$@"
   )
   status=$?

@@ -8,7 +8,7 @@ keeps_files() {
   [ "$doorbells/$block_size" != posted/512 ] || idle=60
   truncate -s "$bytes" "$image"
   drive_start "$image" "$block_size" "$doorbells"
-  guest_start files "serial=$serial image_bytes=$bytes block_size=$block_size file_mib=64 fio_mib=16 idle=$idle"
+  guest_start files "serial=$serial image_bytes=$bytes block_size=$block_size file_mib=64 fio_mib=16 idle_seconds=$idle"
 
   guest_until before-fio 120
   [ -z "$server" ] || counters before

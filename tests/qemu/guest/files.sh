@@ -1,5 +1,5 @@
 # The first boot of a drive: what it says of itself, a file system, files, fio with verification, fstrim.
-# Variables: those of identify.sh; file_mib, fio_mib, idle (seconds, 0 for none).
+# Variables: those of identify.sh; file_mib, fio_mib, idle_seconds (0 for none).
 # shellcheck shell=dash disable=SC2154
 . /guest/host.sh
 await_drive
@@ -24,15 +24,15 @@ pause before-fio
 step "fio: 4 KiB random reads and writes, depth 32, 2 jobs, crc32c"
 check "fio verifies all that it wrote" fio --name=verify --directory=/mnt --size="${fio_mib}M" --numjobs=2 \
   --rw=randrw --bs=4k --iodepth=32 --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 --group_reporting
-grep -E 'read:|write:|err=' /tmp/output
-check "fio saw no error" grep -q 'err= 0' /tmp/output
+cp /tmp/output /tmp/fio
+check "fio saw no error" grep -q 'err= 0' /tmp/fio
 pause after-fio
 
-if [ "$idle" -gt 0 ]; then
+if [ "$idle_seconds" -gt 0 ]; then
   /usr/bin/sync
   sleep 6 # past the journal's last commit
   pause before-idle
-  sleep "$idle"
+  sleep "$idle_seconds"
   pause after-idle
 fi
 
