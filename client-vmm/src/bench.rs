@@ -31,7 +31,7 @@ Examples:
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// The drive: socket=PATH[,map=on|off][,shadow=on|off][,dma=shared|messages]. map: doorbells by stores to
+    /// The drive: socket=PATH, and after commas map=on|off, shadow=on|off, dma=shared|messages. map: doorbells by stores to
     /// mapped memory, or by messages (unless said: as the server allows); shadow: use shadow doorbells; dma:
     /// how the drive reaches the buffers
     #[arg(long, value_parser = DeviceSpec::parse)]

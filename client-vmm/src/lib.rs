@@ -1,6 +1,6 @@
 //! The VMM: a vfio-user client.
 //!
-//! So far it drives NVMe drives from user space, without a guest: [`bench`] measures one, [`demo`] shows that
+//! So far it drives NVMe drives from user space, without a guest: [`mod@bench`] measures one, [`demo`] shows that
 //! the whole works. What it does not do yet: run a guest.
 
 #![cfg_attr(

@@ -73,9 +73,11 @@ error_log() {
 
 # feature ID [ARGUMENT…]: leaves its current value in `value`.
 feature() {
-  answers "get-feature $1" nvme get-feature /dev/nvme0 --feature-id="$@"
+  id=$1
+  shift
+  answers "get-feature $id" nvme get-feature /dev/nvme0 --feature-id="$id" "$@"
   value=$(sed -n 's/.*[Cc]urrent value: *\([0-9a-fx]*\).*/\1/p' /tmp/answer) # a zero comes without 0x
-  holds "feature $1 has a value" -n "$value"
+  holds "feature $id has a value" -n "$value"
   value=$((${value:-0}))
 }
 

@@ -1,4 +1,4 @@
-//! copy-rate [SECONDS]: how often this core can copy a random 4 KiB block out of 256 MiB, per second. What any
+//! `copy-rate [SECONDS]`: how often this core can copy a random 4 KiB block out of 256 MiB, per second. What any
 //! drive in memory can reach at most on this machine at this moment: the yardstick of `tests/run bench`.
 
 #![expect(unsafe_code, reason = "advises huge pages, as the drive's memory has them")]
