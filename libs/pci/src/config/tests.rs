@@ -56,7 +56,10 @@ fn walk(space: &ConfigSpace) -> Vec<(u8, usize)> {
     let mut found = Vec::new();
     let mut at = usize::from(byte(space, CAPABILITIES));
     while at != 0 {
-        assert!(at >= HEADER_END && at < CAPABILITIES_END && at % 4 == 0, "a capability at {at:#x}");
+        assert!(
+            (HEADER_END..CAPABILITIES_END).contains(&at) && at.is_multiple_of(4),
+            "a capability at {at:#x}"
+        );
         assert!(found.len() < 48, "the list is a loop");
         found.push((byte(space, at), at));
         at = usize::from(byte(space, at + 1));
