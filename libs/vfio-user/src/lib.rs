@@ -24,6 +24,8 @@
 
 // Under loom only the DMA table is what it is elsewhere, so what stands on it is left out: see tests/loom.rs.
 #[cfg(not(loom))]
+pub mod client;
+#[cfg(not(loom))]
 pub mod counters;
 #[cfg(not(loom))]
 pub mod device;

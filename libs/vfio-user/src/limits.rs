@@ -54,12 +54,24 @@ pub const WAITING_BYTES: usize = 4 << 20;
 /// The most descriptors of them: more are left in the socket, where they are the client's.
 pub const WAITING_DESCRIPTORS: usize = DESCRIPTORS;
 
-/// The most bytes in one receipt.
-pub const RECEIPT: usize = 16 << 10;
-
 /// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
 /// work that it is for.
 pub const LOOK: Duration = Duration::from_micros(30);
 
 /// What poll(2) counts in.
 pub const POLL_GRAIN: Duration = Duration::from_millis(1);
+
+/// The most bytes that are taken from a socket at once.
+pub const RECEIPT: usize = 64 << 10;
+
+/// The most regions that a client takes from a server; QEMU's limit.
+pub const REGIONS: u32 = 100;
+
+/// The most interrupt types that a client takes from a server; QEMU's limit.
+pub const INTERRUPT_TYPES: u32 = 50;
+
+/// The most vectors of a type that a client takes from a server: those of an MSI-X table.
+pub const VECTORS: u32 = 2048;
+
+/// How long a client's own thread leaves the socket to a caller that reads it.
+pub const LINGER: Duration = Duration::from_micros(200);

@@ -258,6 +258,14 @@ impl Framer {
         Ok(Some(Message { header, body, descriptors }))
     }
 
+    /// Whether [`Framer::next_message`] gives a message or an error.
+    pub fn has_message(&self) -> bool {
+        let pending = self.bytes.get(self.start..).unwrap_or_default();
+        let Ok((header, _)) = Header::read_from_prefix(pending) else { return false };
+        let size = usize::try_from(header.size()).unwrap_or(usize::MAX);
+        header.size() > limits::MESSAGE || size <= pending.len()
+    }
+
     /// Whether some bytes of a message have arrived, but not all.
     pub fn is_mid_message(&self) -> bool {
         self.start < self.bytes.len()
@@ -277,7 +285,7 @@ pub struct Outbox {
     /// How much of the first one is gone; then its descriptors are gone, too.
     sent: usize,
     /// How many bytes wait.
-    waiting: usize,
+    length: usize,
 }
 
 impl Outbox {
@@ -288,7 +296,7 @@ impl Outbox {
 
     /// Puts a message, whole, behind those that wait; its descriptors are closed once they are sent.
     pub fn push(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) {
-        self.waiting = self.waiting.saturating_add(message.len());
+        self.length = self.length.saturating_add(message.len());
         self.messages.push_back((message, descriptors));
     }
 
@@ -299,7 +307,7 @@ impl Outbox {
 
     /// How many bytes wait.
     pub fn len(&self) -> usize {
-        self.waiting
+        self.length
     }
 
     /// Sends until all is gone or the socket is full. Each message is one sendmsg unless the socket cuts it.
@@ -314,7 +322,7 @@ impl Outbox {
             drop(borrowed);
             descriptors.clear();
             self.sent = self.sent.saturating_add(length);
-            self.waiting = self.waiting.saturating_sub(length);
+            self.length = self.length.saturating_sub(length);
             if self.sent >= bytes.len() {
                 self.messages.pop_front();
                 self.sent = 0;

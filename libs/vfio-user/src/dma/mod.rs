@@ -258,6 +258,30 @@ impl View {
         self.write(iova, &value.to_le_bytes())
     }
 
+    /// Stores four dwords at a 16-byte aligned address; who sees the last one (load acquire) sees all.
+    ///
+    /// # Errors
+    /// [`DmaError`]
+    #[inline]
+    pub fn publish(&mut self, iova: Iova, words: [u32; 4]) -> Result<(), DmaError> {
+        let [first, second, third, last] = words;
+        if let Some(bytes) = self.slice(iova, 16, Access::Write) {
+            let low = u64::from(second) << 32 | u64::from(first);
+            if bytes.store(low.to_le(), 0, Ordering::Relaxed).is_ok()
+                && bytes.store(third.to_le(), 8, Ordering::Relaxed).is_ok()
+                && bytes.store(last.to_le(), 12, Ordering::Release).is_ok()
+            {
+                return Ok(());
+            }
+        }
+        let mut head = [0; 12];
+        for (bytes, word) in head.chunks_exact_mut(4).zip([first, second, third]) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        self.write(iova, &head)?;
+        self.store(Iova(iova.0.wrapping_add(12)), last)
+    }
+
     /// Goes over a range region by region; `each` says how many bytes it did. Between two runs the memory may
     /// change hands, and while a message is under way nothing is held.
     #[cold]

@@ -111,7 +111,14 @@ proptest! {
         let mut framer = Framer::new();
         for piece in &pieces {
             framer.push(piece, Vec::new());
-            while let Ok(Some(_)) = framer.next_message() {}
+            loop {
+                let expected = framer.has_message();
+                let result = framer.next_message();
+                prop_assert_eq!(expected, !matches!(result, Ok(None)));
+                if !matches!(result, Ok(Some(_))) {
+                    break;
+                }
+            }
         }
         prop_assert!(framer.bytes.capacity() < 1 << 20);
     }

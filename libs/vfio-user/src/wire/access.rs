@@ -109,7 +109,7 @@ impl<'a> RegionWrites<'a> {
         })
     }
 
-    pub(super) fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
+    pub(crate) fn decode(body: &'a [u8]) -> Result<Self, DecodeError> {
         let (count, rest) = split::<U64>(body)?;
         let wrong = DecodeError::Writes { count: count.get() };
         let count = usize::try_from(count.get()).map_err(|_| wrong.clone())?;
