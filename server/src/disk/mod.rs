@@ -52,6 +52,7 @@ use ram::RamDisk;
 pub struct Backend<P>(Storage<P>);
 
 /// The kinds of storage; chosen by `match`, so that the hot path calls nothing through a pointer.
+#[expect(clippy::large_enum_variant, reason = "one for each namespace, and a box costs every call a load")]
 enum Storage<P> {
     Null(NullDisk),
     Ram(RamDisk),

@@ -11,7 +11,7 @@ use super::test_host::{BASE, TestHost, TestPin};
 use super::{Backend, NamespaceSpec, Source, SpecError};
 
 /// Blocks of the disks under test.
-const BLOCKS: u64 = 96;
+pub(super) const BLOCKS: u64 = 96;
 /// Host memory for the data of one command.
 const AREA: usize = 128 << 10;
 /// Commands in flight at most.
@@ -19,7 +19,7 @@ const AREAS: usize = 24;
 
 /// A command as the generator makes it.
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Read {
         start: u64,
         blocks: u64,
@@ -49,7 +49,7 @@ enum Step {
 /// How data lies in host memory: the distance of its beginning from a page's, and the lengths of the pieces, of
 /// which every second is followed by a gap.
 #[derive(Clone, Debug)]
-struct Layout {
+pub(super) struct Layout {
     skew: usize,
     pieces: Vec<usize>,
 }
@@ -81,7 +81,7 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     (0..BLOCKS).prop_flat_map(|start| (Just(start), 1..=(BLOCKS - start).min(16)))
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(super) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (range(), layout())
             .prop_map(|((start, blocks), layout)| Step::Read { start, blocks, layout }),
@@ -107,7 +107,7 @@ struct Expectation {
 }
 
 /// Runs the steps on a disk that holds zeroes, several commands in flight as long as they do not overlap.
-fn check(mut disk: Backend<TestPin>, steps: &[Step]) {
+pub(super) fn check(mut disk: Backend<TestPin>, steps: &[Step]) {
     // The data of some commands has to be copied.
     let odd = BASE + (AREA * 3) as u64..BASE + (AREA * 7) as u64;
     let mut host = TestHost::new(AREA * AREAS).unpinnable(odd);
@@ -221,20 +221,6 @@ proptest! {
     fn a_ram_disk_keeps_what_is_written(steps in prop::collection::vec(step(), 1..60), big in any::<bool>()) {
         let block = if big { 4096 } else { 512 };
         let text = format!("ram:{},block-size={block}", BLOCKS * block);
-        check(spec(&text).open().unwrap(), &steps);
-    }
-
-    #[test]
-    fn a_file_keeps_what_is_written(
-        steps in prop::collection::vec(step(), 1..60),
-        big in any::<bool>(),
-        threads in any::<bool>(),
-        folder in 0usize..2,
-    ) {
-        let block = if big { 4096 } else { 512 };
-        let engine = if threads { "threads" } else { "io_uring" };
-        let image = image(&folders()[folder], BLOCKS * block);
-        let text = format!("file:{},block-size={block},engine={engine}", image.path().display());
         check(spec(&text).open().unwrap(), &steps);
     }
 }

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use outboard_nvme::controller::{Disk, DiskError, LbaRange, Operation, Segment, Submission, Tag};
 use outboard_nvme::{Iova, Lba};
+use proptest::prelude::*;
 
 use super::buffers::Alignment;
 use super::image::{Caching, OpenError, Opened};
 use super::{EngineKind, FileDisk, Threads, Uring};
 use crate::disk::test_host::{BASE, TestHost, TestPin};
-use crate::disk::tests::{folders, image};
+use crate::disk::tests::{BLOCKS, check, folders, image, step};
 use crate::disk::{Backend, Storage};
 
 const BOTH: [EngineKind; 2] = [EngineKind::IoUring, EngineKind::Threads];
@@ -26,6 +27,22 @@ fn open(path: &Path, block_shift: u32, caching: Caching, engine: EngineKind) -> 
             Storage::Threads(FileDisk::new(geometry, traits, Threads::new(&image).unwrap()))
         }
     })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    #[test]
+    fn a_file_keeps_what_is_written(
+        steps in prop::collection::vec(step(), 1..60),
+        block_shift in prop_oneof![Just(9u32), Just(12)],
+        folder in 0usize..2,
+        caching in prop_oneof![Just(Caching::Direct), Just(Caching::Buffered)],
+        engine in prop_oneof![Just(EngineKind::IoUring), Just(EngineKind::Threads)],
+    ) {
+        let image = image(&folders()[folder], BLOCKS << block_shift);
+        check(open(image.path(), block_shift, caching, engine), &steps);
+    }
 }
 
 fn open_error(path: &Path, block_shift: u32, read_only: bool) -> OpenError {
