@@ -209,7 +209,9 @@ impl Opened {
             Caching::Direct => make_direct(&file, block).unwrap_or(Alignment::Any),
             Caching::Buffered => Alignment::Any,
         };
-        let deallocates = !read_only && punches(&file, &metadata, size);
+        // A device whose own blocks are bigger (so that there is no direct I/O) takes back only whole ones.
+        let small = metadata.file_type().is_block_device() && alignment == Alignment::Any;
+        let deallocates = !read_only && !small && punches(&file, &metadata, size);
         tracing::info!(path = %path.display(), size, block, ?alignment, deallocates, read_only, "Opened an image");
         Ok(Opened {
             image: Arc::new(Image(file)),

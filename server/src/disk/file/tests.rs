@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::image::{Caching, OpenError, Opened};
 use super::{EngineKind, FileDisk, Threads, Uring};
 use crate::disk::test_host::{BASE, TestHost, TestPin};
 use crate::disk::tests::{BLOCKS, check, folders, image, step};
-use crate::disk::{Backend, Storage};
+use crate::disk::{Backend, NamespaceSpec, Storage};
 
 const BOTH: [EngineKind; 2] = [EngineKind::IoUring, EngineKind::Threads];
 
@@ -273,6 +273,57 @@ fn an_image_is_written_by_one_and_read_by_many() {
     open(false).unwrap();
 }
 
+#[test]
+fn threads_stand_in_where_io_uring_is_refused() {
+    let image = image(&folders()[0], 1 << 20);
+    let spec =
+        |more: &str| format!("file:{}{more}", image.path().display()).parse::<NamespaceSpec>().unwrap();
+    assert!(matches!(spec("").open::<TestPin>().unwrap().0, Storage::Uring(_)));
+    let refused = std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                no_io_uring::refuse();
+                assert!(matches!(spec("").open::<TestPin>().unwrap().0, Storage::Threads(_)));
+                spec(",engine=io_uring").open::<TestPin>().err().unwrap().to_string()
+            })
+            .join()
+            .unwrap()
+    });
+    let name = image.path().display();
+    assert_eq!(
+        refused,
+        format!(
+            "The kernel refuses io_uring for {name} (Operation not permitted (os error 1)): \
+             leave `engine` out, or set it to `threads`"
+        )
+    );
+}
+
+mod no_io_uring {
+    #![expect(unsafe_code, reason = "seccomp")]
+
+    use nix::libc;
+
+    /// Makes io_uring_setup fail with EPERM in this thread, as container runtimes do.
+    pub(super) fn refuse() {
+        let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let mut filter = [
+            // The system call's number.
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+            statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+            statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: the program is whole and lives through the calls, which concern this thread only.
+        let result = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+                | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+        };
+        assert_eq!(result, 0);
+    }
+}
+
 /// Runs qemu-io on a raw image; whether it succeeded, and what it said.
 fn qemu_io(path: &Path, arguments: &[&str]) -> (bool, String) {
     let output = Command::new("qemu-io").args(["-f", "raw"]).args(arguments).arg(path).output();
@@ -335,4 +386,40 @@ fn qemu_and_we_keep_out_of_each_others_images() {
     drop(qemu.stdin.take());
     assert!(qemu.wait().unwrap().success());
     Opened::new(path, 9, false, Caching::Direct).unwrap();
+}
+
+/// A loop device on an image, with sectors of its own size.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(image: &Path, sector: u32) -> Loop {
+        let mut losetup = Command::new("losetup");
+        losetup.args(["--find", "--show", "--sector-size"]).arg(sector.to_string()).arg(image);
+        let output = losetup.output().expect("losetup of the package mount");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Loop(String::from_utf8(output.stdout).unwrap().trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    #[ignore = "needs root and loop devices"]
+    fn a_block_device_keeps_what_is_written(
+        steps in prop::collection::vec(step(), 1..60),
+        block_shift in prop_oneof![Just(9u32), Just(12)],
+        sector in prop_oneof![Just(512u32), Just(4096)],
+        engine in prop_oneof![Just(EngineKind::IoUring), Just(EngineKind::Threads)],
+    ) {
+        let image = image(&folders()[0], BLOCKS << block_shift);
+        let device = Loop::new(image.path(), sector);
+        check(open(&device.0, block_shift, Caching::Direct, engine), &steps);
+    }
 }
