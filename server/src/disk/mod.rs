@@ -10,22 +10,10 @@
 //!
 //! What it does not do: it knows no image format (every image is raw), it never grows or truncates an image, and
 //! it orders nothing: two overlapping operations in flight land in any order, as NVMe allows.
-#![cfg_attr(
-    not(test),
-    warn(
-        clippy::unwrap_used,
-        clippy::expect_used,
-        clippy::panic,
-        clippy::indexing_slicing,
-        clippy::arithmetic_side_effects,
-        clippy::cast_possible_truncation
-    )
-)]
 
 mod file;
 mod limits;
 mod null;
-mod pin;
 mod ram;
 mod spec;
 
@@ -36,20 +24,44 @@ mod tests;
 
 use std::os::fd::BorrowedFd;
 
-use outboard_nvme::controller::{Disk, DiskError, Geometry, LbaRange, Operation, Submission, Tag};
+use outboard_nvme::Iova;
+use outboard_nvme::controller::{
+    Direction, Disk, DiskError, Geometry, Host, LbaRange, Operation, Submission, Tag,
+};
+use vm_memory::VolatileSlice;
 
 pub use file::{EngineKind, OpenError};
-pub use pin::{PinHost, PinnedBytes};
 pub use spec::{NamespaceSpec, Source, SpecError};
 
 use file::{FileDisk, Threads, Uring};
 use null::NullDisk;
 use ram::RamDisk;
 
-/// The storage of one namespace, for a host whose memory is pinned by `P`.
+/// A run of host memory, mapped into this process, at the same place, until this is dropped.
 ///
-/// It may be built on one thread and moved to the worker that uses it.
-pub struct Backend<P>(Storage<P>);
+/// The kernel reads and writes it meanwhile, so nothing else may refer to it but volatile slices. (Its file may
+/// shrink: the kernel then answers EFAULT.)
+pub trait PinnedBytes: Send + 'static {
+    /// The bytes; none if they are not mapped after all.
+    fn bytes(&self) -> Option<VolatileSlice<'_>>;
+}
+
+/// A host whose memory may be lent to the kernel for an operation.
+pub trait PinHost: Host {
+    /// Keeps one run of memory mapped. An operation in flight keeps its pins until the kernel is done with them,
+    /// even if the disk is dropped before.
+    type Pin: PinnedBytes;
+
+    /// Pins `length` bytes from `at`; none if they are not mapped directly, or not in one piece, or not
+    /// accessible in this direction. The data then goes through [`Host::read`] and [`Host::write`].
+    fn pin(&mut self, at: Iova, length: usize, direction: Direction) -> Option<Self::Pin>;
+}
+
+/// The storage of one namespace.
+///
+/// It may be built on one thread and moved to the worker that uses it. Dropping it waits for what is in flight,
+/// within a bound, makes it durable and unlocks the image.
+pub struct Backend<H: PinHost>(Storage<H::Pin>);
 
 /// The kinds of storage; chosen by `match`, so that the hot path calls nothing through a pointer.
 #[expect(clippy::large_enum_variant, reason = "one for each namespace, and a box costs every call a load")]
@@ -60,7 +72,7 @@ enum Storage<P> {
     Threads(FileDisk<P, Threads<P>>),
 }
 
-impl<P: PinnedBytes> Backend<P> {
+impl<H: PinHost> Backend<H> {
     /// A descriptor that is readable (POLLIN, level-triggered) while [`Disk::reap`] has something to report;
     /// none if operations are always over when `submit` returns.
     ///
@@ -85,7 +97,7 @@ impl<P: PinnedBytes> Backend<P> {
     }
 }
 
-impl<H: PinHost> Disk<H> for Backend<H::Pin> {
+impl<H: PinHost> Disk<H> for Backend<H> {
     fn geometry(&self) -> Geometry {
         match &self.0 {
             Storage::Null(disk) => disk.geometry(),

@@ -6,9 +6,8 @@ use std::str::FromStr;
 
 use super::file::{self, EngineKind, OpenError};
 use super::null::NullDisk;
-use super::pin::PinnedBytes;
 use super::ram::RamDisk;
-use super::{Backend, Storage};
+use super::{Backend, PinHost, Storage};
 
 /// A namespace as it is written on the command line: `KIND:WHAT[,KEY=VALUE]…`.
 ///
@@ -60,7 +59,7 @@ pub enum SpecError {
     #[error("No path after 'file:': write file:PATH")]
     NoPath,
     /// Not a size.
-    #[error("'{0}' is no size: write a number of bytes, or one with K, M, G or T, as in 512M")]
+    #[error("'{0}' is not a size: write a number of bytes, or one with K, M, G or T, as in 512M")]
     Size(String),
     /// A size of 0.
     #[error("A namespace cannot have size 0: write a size such as 512M")]
@@ -100,8 +99,11 @@ pub enum SpecError {
 const KEYS: &str = "keys are block-size, read-only and engine";
 
 impl NamespaceSpec {
-    /// Opens the storage, for a host whose memory is pinned by `P`.
-    pub fn open<P: PinnedBytes>(&self) -> Result<Backend<P>, OpenError> {
+    /// Opens the storage.
+    ///
+    /// # Errors
+    /// What is wrong with the image, and what to do about it.
+    pub fn open<H: PinHost>(&self) -> Result<Backend<H>, OpenError> {
         let NamespaceSpec { ref source, block_shift, read_only } = *self;
         match *source {
             Source::Null { size } => {

@@ -14,6 +14,7 @@ use outboard_nvme::controller::{
 };
 
 use super::{Backend, PinHost, PinnedBytes};
+use vm_memory::VolatileSlice;
 
 /// Where the memory begins, as the controller sees it.
 pub(super) const BASE: u64 = 0x1_0000_0000;
@@ -142,14 +143,10 @@ pub(super) struct TestPin {
 // SAFETY: the pointer is into the arena, which is Send.
 unsafe impl Send for TestPin {}
 
-// SAFETY: the arena stays allocated with the pin; nobody makes references into it.
-unsafe impl PinnedBytes for TestPin {
-    fn as_ptr(&self) -> *mut u8 {
-        self.start
-    }
-
-    fn length(&self) -> usize {
-        self.length
+impl PinnedBytes for TestPin {
+    fn bytes(&self) -> Option<VolatileSlice<'_>> {
+        // SAFETY: the arena stays allocated with the pin; nobody makes references into it.
+        Some(unsafe { VolatileSlice::new(self.start, self.length) })
     }
 }
 
@@ -184,7 +181,7 @@ pub(super) fn wait(event: BorrowedFd<'_>) {
     assert_eq!(ready, 1, "no completion");
 }
 
-impl Backend<TestPin> {
+impl Backend<TestHost> {
     /// Waits for all that is in flight.
     pub(super) fn drain(&mut self, host: &mut TestHost, done: &mut Vec<(Tag, Result<(), DiskError>)>) {
         self.commit(host);

@@ -7,7 +7,7 @@ use outboard_nvme::controller::{Disk, DiskError, LbaRange, Operation, Segment, S
 use outboard_nvme::{Iova, Lba};
 use proptest::prelude::*;
 
-use super::test_host::{BASE, TestHost, TestPin};
+use super::test_host::{BASE, TestHost};
 use super::{Backend, NamespaceSpec, Source, SpecError};
 
 /// Blocks of the disks under test.
@@ -107,11 +107,11 @@ struct Expectation {
 }
 
 /// Runs the steps on a disk that holds zeroes, several commands in flight as long as they do not overlap.
-pub(super) fn check(mut disk: Backend<TestPin>, steps: &[Step]) {
+pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
     // The data of some commands has to be copied.
     let odd = BASE + (AREA * 3) as u64..BASE + (AREA * 7) as u64;
     let mut host = TestHost::new(AREA * AREAS).unpinnable(odd);
-    let geometry = Disk::<TestHost>::geometry(&disk);
+    let geometry = disk.geometry();
     assert_eq!(geometry.blocks, BLOCKS);
     let block = 1usize << geometry.block_shift;
     let mut model = vec![0u8; BLOCKS as usize * block];
@@ -231,14 +231,14 @@ fn a_null_disk_completes_and_touches_nothing() {
     let mut host = TestHost::new(4096);
     let data = [Segment { iova: Iova(BASE), length: 4096 }];
     host.fill(&data, &[7; 4096]);
-    assert_eq!(Disk::<TestHost>::geometry(&disk).blocks, 262_144);
+    assert_eq!(disk.geometry().blocks, 262_144);
     assert_eq!(disk.perform(&mut host, Operation::Read { range: lbas((5, 1)), data: &data }), Ok(()));
     assert_eq!(host.bytes(&data), [7; 4096]);
 }
 
 #[test]
 fn a_ram_disk_gives_memory_back() {
-    let mut disk: Backend<TestPin> = spec("ram:64M").open().unwrap();
+    let mut disk: Backend<TestHost> = spec("ram:64M").open().unwrap();
     let mut host = TestHost::new(1 << 20);
     let resident = || {
         let status = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
@@ -294,9 +294,9 @@ fn mistakes_in_namespaces_have_one_clear_line() {
         ("disk.img", "Unknown namespace 'disk.img': write file:PATH, ram:SIZE or null:SIZE"),
         ("disk:1", "Unknown namespace 'disk:1': write file:PATH, ram:SIZE or null:SIZE"),
         ("file:", "No path after 'file:': write file:PATH"),
-        ("ram:", "'' is no size: write a number of bytes, or one with K, M, G or T, as in 512M"),
-        ("ram:1.5G", "'1.5G' is no size: write a number of bytes, or one with K, M, G or T, as in 512M"),
-        ("ram:-1", "'-1' is no size: write a number of bytes, or one with K, M, G or T, as in 512M"),
+        ("ram:", "'' is not a size: write a number of bytes, or one with K, M, G or T, as in 512M"),
+        ("ram:1.5G", "'1.5G' is not a size: write a number of bytes, or one with K, M, G or T, as in 512M"),
+        ("ram:-1", "'-1' is not a size: write a number of bytes, or one with K, M, G or T, as in 512M"),
         ("ram:0", "A namespace cannot have size 0: write a size such as 512M"),
         ("ram:9999999T", "Size '9999999T' is too big: at most 8191P can be addressed"),
         ("null:1000", "Size 1000 is not a multiple of the block of 512 bytes: write 1024"),

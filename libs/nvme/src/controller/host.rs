@@ -64,4 +64,10 @@ pub trait Host {
     /// The level of the interrupt pin: some completion of a queue with interrupts enabled was not consumed and
     /// is not masked by INTMS. Called when it changes; a host that has MSI-X enabled ignores it.
     fn interrupt_line(&mut self, asserted: bool);
+
+    /// Whether interrupts go through the pin: MSI-X is disabled. Only then is [`Host::interrupt_line`] called,
+    /// and only then must the controller hear of every consumed completion.
+    fn pin_in_use(&self) -> bool {
+        true
+    }
 }

@@ -6,7 +6,7 @@ use outboard_nvme::controller::{Direction, Segment};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::disk::limits::{VECTORS, ZERO_CHUNK};
-use crate::disk::pin::{PinHost, PinnedBytes};
+use crate::disk::{PinHost, PinnedBytes};
 
 /// What direct I/O asks of a transfer's memory and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +81,10 @@ impl<P: PinnedBytes> Buffers<P> {
         let mut vectors: Vec<iovec> = Vec::with_capacity(data.len());
         for segment in data {
             let pin = host.pin(segment.iova, segment.length, direction)?;
-            if pin.length() != segment.length {
-                return None;
-            }
-            let next = iovec { iov_base: pin.as_ptr().cast(), iov_len: pin.length() };
+            let bytes = pin.bytes().filter(|bytes| bytes.len() == segment.length)?;
+            // The mapping outlives the slice: it is the pin's.
+            let start = bytes.ptr_guard_mut().as_ptr();
+            let next = iovec { iov_base: start.cast(), iov_len: bytes.len() };
             pins.push(pin);
             match vectors.last_mut() {
                 // Neighbours in the host's memory mostly are neighbours in ours.

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fallocate, fcntl};
 use nix::libc;
 use nix::sys::stat::{major, minor};
+use nix::unistd::fdatasync;
 use outboard_nvme::controller::Geometry;
 
 use super::buffers::Alignment;
@@ -62,7 +63,7 @@ pub enum OpenError {
     },
     /// The size is not a multiple of the block.
     #[error(
-        "{path} has {size} bytes, not a multiple of the block of {block}: \
+        "{path} has {size} bytes, not a multiple of block-size={block}: \
          lengthen it with `truncate -s {suggestion} {path}`{hint}",
         path = path.display()
     )]
@@ -79,7 +80,7 @@ pub enum OpenError {
         hint: &'static str,
     },
     /// Another process uses it.
-    #[error("{path} is in use{holder}: {advice}", path = path.display())]
+    #[error("{path} is in use by {holder}: {advice}", path = path.display())]
     Locked {
         /// The image.
         path: PathBuf,
@@ -129,8 +130,8 @@ pub struct Holder(Option<(String, String)>);
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
-            Some((pid, name)) => write!(f, " by {name} (process {pid})"),
-            None => f.write_str(" by another process"),
+            Some((pid, name)) => write!(f, "{name} (process {pid})"),
+            None => f.write_str("another process"),
         }
     }
 }
@@ -146,19 +147,28 @@ pub(super) enum Caching {
 }
 
 /// An open image, locked until it is dropped.
-pub(super) struct Image(File);
+pub(super) struct Image {
+    file: File,
+    /// Whether it may have been written.
+    written: bool,
+}
 
 impl AsFd for Image {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 
 impl Drop for Image {
-    /// Closing the last descriptor would unlock it, too, but a ring lets go of its file only some time after it
-    /// was closed.
+    /// What was written is made durable when the server ends. Closing the last descriptor would unlock the image,
+    /// too, but a ring lets go of its file only some time after it was closed.
     fn drop(&mut self) {
-        if let Err(error) = lock::unlock(&self.0) {
+        if self.written
+            && let Err(error) = fdatasync(&self.file)
+        {
+            tracing::error!(%error, "An image could not be flushed at the end");
+        }
+        if let Err(error) = lock::unlock(&self.file) {
             tracing::warn!(?error, "An image stays locked until its file is closed");
         }
     }
@@ -214,7 +224,7 @@ impl Opened {
         let deallocates = !read_only && !small && punches(&file, &metadata, size);
         tracing::info!(path = %path.display(), size, block, ?alignment, deallocates, read_only, "Opened an image");
         Ok(Opened {
-            image: Arc::new(Image(file)),
+            image: Arc::new(Image { file, written: !read_only }),
             geometry: Geometry {
                 block_shift,
                 blocks: size.checked_shr(block_shift).unwrap_or(0),

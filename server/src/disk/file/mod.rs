@@ -21,9 +21,8 @@ use std::path::Path;
 
 use outboard_nvme::controller::{DiskError, Geometry, Operation, Submission, Tag};
 
-use super::Storage;
 use super::limits::DEPTH;
-use super::pin::{PinHost, PinnedBytes};
+use super::{PinHost, PinnedBytes, Storage};
 use engine::{Completion, Engine};
 use image::{Caching, Opened};
 use plan::{Job, Outcome, Traits};

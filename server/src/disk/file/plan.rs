@@ -7,8 +7,8 @@ use super::buffers::{Alignment, Buffers};
 use super::engine::ImageOp;
 use crate::disk::Extent;
 use crate::disk::limits::{RETRIES, ZERO_CHUNK};
-use crate::disk::pin::{PinHost, PinnedBytes};
 use crate::disk::ram::{gather, scatter};
+use crate::disk::{PinHost, PinnedBytes};
 
 /// What an image can do, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,278 @@
+//! Admin commands (Base Specification 1.4, section 5).
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::command::AdminCommand;
+use super::completion::Origin;
+use super::events;
+use super::io::Progress;
+use super::prp::DataPointer;
+use super::slots::{Owner, Work};
+use super::{Controller, Disk, Host, identify};
+use crate::spec::{
+    AdminOpcode, AsyncEventType, Cns, CommandEffects, CommandsSupportedLog, FeatureId, FeatureSelect,
+    FirmwareSlotInfo, FirmwareSlotLog, IDENTIFY_SIZE, LogPageId, NSID_ALL, NvmOpcode, Status,
+    SubmissionEntry,
+};
+use crate::{Nsid, QueueId};
+
+/// What became of an admin command that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It is over; dword 0 of its completion.
+    Done(u32),
+    /// Something else completes it: a disk, or the last command of a queue that is deleted.
+    Pending,
+    /// It waits for an event.
+    Parked,
+}
+
+const DONE: Result<Answer, Status> = Ok(Answer::Done(0));
+
+/// The Abort command could not abort: bit 0 of its dword 0 (5.1.1).
+const NOT_ABORTED: u32 = 1;
+
+impl<H: Host, D: Disk<H>> Controller<H, D> {
+    /// Carries an admin command out.
+    pub(super) fn admin(
+        &mut self,
+        host: &mut H,
+        origin: Origin,
+        entry: &SubmissionEntry,
+    ) -> Result<Answer, Status> {
+        match AdminCommand::parse(entry)? {
+            AdminCommand::Identify { cns, nsid, command_set, data } => {
+                self.identify(host, cns, nsid, command_set, data)
+            }
+            AdminCommand::CreateCompletionQueue(new) => {
+                // IOCQES must have been set (3.1.5).
+                if self.control.configuration.completion_entry() != 4 {
+                    return Err(Status::INVALID_QUEUE_SIZE);
+                }
+                self.queues.create_completion(host, &new)?;
+                DONE
+            }
+            AdminCommand::CreateSubmissionQueue(new) => {
+                if self.control.configuration.submission_entry() != 6 {
+                    return Err(Status::INVALID_QUEUE_SIZE);
+                }
+                self.queues.create_submission(host, &new)?;
+                DONE
+            }
+            AdminCommand::DeleteCompletionQueue(id) => {
+                self.queues.delete_completion(host, id)?;
+                DONE
+            }
+            AdminCommand::DeleteSubmissionQueue(id) => {
+                match self.queues.delete_submission(host, id, origin.command)? {
+                    true => DONE,
+                    false => Ok(Answer::Pending),
+                }
+            }
+            AdminCommand::GetLogPage { page, nsid, offset, bytes, retain, data } => {
+                self.log_page(host, page, nsid, offset, bytes, retain, data)
+            }
+            AdminCommand::Abort { queue, command } => {
+                // What a disk has begun cannot be taken back; a parked request can.
+                let aborted = queue == QueueId(0) && self.health.events.abort(command);
+                Ok(Answer::Done(if aborted { 0 } else { NOT_ABORTED }))
+            }
+            AdminCommand::SetFeatures { feature, save, nsid, value, data } => {
+                if save {
+                    return Err(Status::FEATURE_NOT_SAVEABLE);
+                }
+                if nsid != Nsid(0) && nsid != NSID_ALL {
+                    return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
+                }
+                self.set_features(host, origin, feature, value, data)
+            }
+            AdminCommand::GetFeatures { feature, select, which, data } => {
+                if feature == FeatureId::TIMESTAMP && select == FeatureSelect::CURRENT {
+                    let timestamp = self.timestamp.get();
+                    self.disks.send(host, data, timestamp.as_bytes())?;
+                    return DONE;
+                }
+                Ok(Answer::Done(self.features.get(feature, select, which)?))
+            }
+            AdminCommand::AsyncEventRequest => {
+                self.health.events.park(origin.command)?;
+                Ok(Answer::Parked)
+            }
+            AdminCommand::DoorbellBufferConfig { doorbells, events } if self.options.shadow_doorbells => {
+                self.queues.share_doorbells(host, &mut self.health, doorbells, events);
+                DONE
+            }
+            AdminCommand::DoorbellBufferConfig { .. } => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    fn identify(
+        &mut self,
+        host: &mut H,
+        cns: Cns,
+        nsid: Nsid,
+        command_set: u8,
+        data: DataPointer,
+    ) -> Result<Answer, Status> {
+        let geometry = self.disks.geometry(nsid).copied();
+        match cns {
+            Cns::NAMESPACE => {
+                let geometry = geometry.ok_or(Status::INVALID_NAMESPACE)?;
+                self.disks.send(host, data, identify::namespace(&geometry).as_bytes())?;
+            }
+            Cns::CONTROLLER => {
+                let geometries: Vec<_> =
+                    self.disks.namespaces.iter().map(|namespace| namespace.geometry).collect();
+                let identity = identify::controller(&self.options, &geometries);
+                self.disks.send(host, data, identity.as_bytes())?;
+            }
+            Cns::ACTIVE_NAMESPACES => {
+                // There is none above these (5.15.2.3).
+                if nsid.0 >= 0xffff_fffe {
+                    return Err(Status::INVALID_NAMESPACE);
+                }
+                let list = identify::active_namespaces(nsid, self.disks.namespaces.len());
+                self.disks.send(host, data, &list)?;
+            }
+            Cns::NAMESPACE_ID_DESCRIPTORS => {
+                geometry.ok_or(Status::INVALID_NAMESPACE)?;
+                let descriptors = identify::descriptors(&self.options.serial, nsid);
+                self.disks.send(host, data, &descriptors)?;
+            }
+            // Of the NVM command set: no limits beyond those of 1.4, so all of it is zero (2.0, 4.1.5.3).
+            Cns::COMMAND_SET_CONTROLLER if command_set == 0 => {
+                self.disks.send(host, data, &[0; IDENTIFY_SIZE])?;
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        DONE
+    }
+
+    fn set_features(
+        &mut self,
+        host: &mut H,
+        origin: Origin,
+        feature: FeatureId,
+        value: u32,
+        data: DataPointer,
+    ) -> Result<Answer, Status> {
+        match feature {
+            FeatureId::TIMESTAMP => {
+                let mut timestamp = U64::ZERO;
+                self.disks.receive(host, data, timestamp.as_mut_bytes())?;
+                self.timestamp.set(timestamp);
+                DONE
+            }
+            // Only before the queues are made (5.21.1.7).
+            FeatureId::NUMBER_OF_QUEUES if self.queues.has_io_queues() => Err(Status::COMMAND_SEQUENCE_ERROR),
+            FeatureId::VOLATILE_WRITE_CACHE => {
+                let before = self.features.write_cache();
+                self.features.set(feature, value)?;
+                if before && !self.features.write_cache() {
+                    // Nothing may be left in a cache that is off.
+                    let owner = Owner::Command { origin, work: Work::CacheOff };
+                    return match self.disks.flush_all(host, owner)? {
+                        Progress::Done => DONE,
+                        Progress::Pending => Ok(Answer::Pending),
+                    };
+                }
+                DONE
+            }
+            _ => {
+                let result = self.features.set(feature, value)?;
+                if self.features.reports_temperature() {
+                    self.health.events.raise(events::TEMPERATURE);
+                }
+                Ok(Answer::Done(result))
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of the command")]
+    fn log_page(
+        &mut self,
+        host: &mut H,
+        page: LogPageId,
+        nsid: Nsid,
+        offset: u64,
+        bytes: u64,
+        retain: bool,
+        data: DataPointer,
+    ) -> Result<Answer, Status> {
+        let (content, event) = match page {
+            LogPageId::ERROR_INFORMATION => (self.health.error_log(), Some(AsyncEventType::ERROR)),
+            LogPageId::SMART => {
+                // Not per namespace (LPA bit 0).
+                if nsid != Nsid(0) && nsid != NSID_ALL {
+                    return Err(Status::INVALID_FIELD);
+                }
+                let log = self.health.smart_log(self.features.is_too_warm_or_cold());
+                (log.as_bytes().to_vec(), Some(AsyncEventType::SMART))
+            }
+            LogPageId::FIRMWARE_SLOT => {
+                let mut log = FirmwareSlotLog::new_zeroed();
+                log.active = FirmwareSlotInfo::default().with_current(1);
+                let identity = identify::controller(&self.options, &[]);
+                log.revisions[0] = identity.firmware;
+                (log.as_bytes().to_vec(), None)
+            }
+            LogPageId::COMMANDS_SUPPORTED => (self.commands_supported().as_bytes().to_vec(), None),
+            _ => return Err(Status::INVALID_LOG_PAGE),
+        };
+        let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
+        if wanted > self.disks.max_transfer || !offset.is_multiple_of(4) {
+            return Err(Status::INVALID_FIELD);
+        }
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut answer = content.get(from..).ok_or(Status::INVALID_FIELD)?.to_vec();
+        // What lies beyond the page is not defined (5.14): zeroes.
+        answer.resize(wanted, 0);
+        self.disks.send(host, data, &answer)?;
+        if let Some(event) = event
+            && !retain
+        {
+            self.health.events.unmask(event);
+        }
+        DONE
+    }
+
+    fn commands_supported(&self) -> CommandsSupportedLog {
+        let supported = CommandEffects::default().with_supported(true);
+        let mut log = CommandsSupportedLog::new_zeroed();
+        let admin = [
+            AdminOpcode::DELETE_SUBMISSION_QUEUE,
+            AdminOpcode::CREATE_SUBMISSION_QUEUE,
+            AdminOpcode::GET_LOG_PAGE,
+            AdminOpcode::DELETE_COMPLETION_QUEUE,
+            AdminOpcode::CREATE_COMPLETION_QUEUE,
+            AdminOpcode::IDENTIFY,
+            AdminOpcode::ABORT,
+            AdminOpcode::SET_FEATURES,
+            AdminOpcode::GET_FEATURES,
+            AdminOpcode::ASYNC_EVENT_REQUEST,
+        ];
+        let mut mark = |opcode: AdminOpcode| {
+            if let Some(effects) = log.admin.get_mut(usize::from(opcode.0)) {
+                *effects = supported;
+            }
+        };
+        admin.into_iter().for_each(&mut mark);
+        if self.options.shadow_doorbells {
+            mark(AdminOpcode::DOORBELL_BUFFER_CONFIG);
+        }
+        let io = [
+            (NvmOpcode::FLUSH, supported),
+            (NvmOpcode::READ, supported),
+            (NvmOpcode::WRITE, supported.with_data_change(true)),
+            (NvmOpcode::WRITE_ZEROES, supported.with_data_change(true)),
+            (NvmOpcode::DATASET_MANAGEMENT, supported.with_data_change(true)),
+        ];
+        for (opcode, effects) in io {
+            if let Some(place) = log.io.get_mut(usize::from(opcode.0)) {
+                *place = effects;
+            }
+        }
+        log
+    }
+}
