@@ -111,7 +111,7 @@ fn each_mistake_earns_a_line_that_says_what_to_do() {
         ),
         (
             vec!["--socket-path".into(), socket.clone(), namespace(format!("file:{}", path("")))],
-            "neither a file",
+            "is a directory",
         ),
         (vec!["--socket-path".into(), socket.clone(), namespace(format!("file:{odd}"))], "block-size"),
         (vec!["--socket-path".into(), socket.clone(), namespace("tape:1G".into())], "file:PATH"),
@@ -142,7 +142,7 @@ fn an_image_in_use_is_refused_both_to_us_and_to_qemu() {
     let server = Server::start(&[&namespace]);
     let other = directory.path().join("s2");
     let text = complaint(&["--socket-path", other.to_str().unwrap(), &namespace]);
-    assert!(text.contains("in use by another process"), "{text}");
+    assert!(text.contains("in use by outboard-server"), "{text}");
     // qemu-utils is on the machines that we are developed on; elsewhere our own lock test stands alone.
     if let Ok(Output { status, stderr, .. }) =
         Command::new("qemu-io").args(["-f", "raw", "-c", "write 0 512"]).arg(&image).output()
