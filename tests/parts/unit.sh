@@ -27,6 +27,7 @@ check "formatting" cargo fmt --all --check
 check "lints" cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --no-deps --document-private-items
 check "unit and property tests" cargo test --locked --quiet --workspace
+check "disks on loop devices" cargo test --locked --quiet -p outboard-server --lib -- --ignored
 check "loom models of the DMA table" loom_models
 check "each rust-vmm crate once in the lock" rust_vmm_once
 check "no registry is named" no_registry_hosts
