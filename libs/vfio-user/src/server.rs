@@ -352,6 +352,3 @@ impl Connection {
 fn after(start: Instant, time: Duration) -> Instant {
     start.checked_add(time).unwrap_or(start)
 }
-
-#[cfg(test)]
-mod tests;

@@ -275,7 +275,9 @@ impl Session {
     }
 
     fn negotiate(&mut self, header: &Header, version: &Version) {
-        self.output.push(Reply::Version(version.answer()).encode(header.id()), vec![]);
+        if !is_posted(header) {
+            self.output.push(Reply::Version(version.answer()).encode(header.id()), vec![]);
+        }
         self.phase = Phase::Open(version.capabilities.clone());
     }
 
