@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use outboard_vfio_user::client::{Client, Memory, Options, Sharing};
+use outboard_vfio_user::client::{Client, Delivery, Memory, Options, Sharing};
 use outboard_vfio_user::dma::{Access, Iova};
 use outboard_vfio_user::memory::SharedMemory;
 
@@ -213,6 +214,34 @@ fn nothing_is_left_of_clients_that_came_and_went() {
         }
     }
     eventually("descriptors and mappings as before", || Some(server.resources()) == before);
+    server.stop();
+}
+
+/// Conformance point 56: a client that takes its memory away loses its session, and nobody else anything.
+#[test]
+fn a_client_that_shrinks_its_memory_loses_its_session_only() {
+    let server = Server::start(&["--namespace=ram:1M", "--doorbells=posted"]);
+    let client = server.connect();
+    let file = memfd_create("guest", MFdFlags::MFD_CLOEXEC).unwrap();
+    nix::unistd::ftruncate(&file, 1 << 20).unwrap();
+    let memory = Memory { file: file.as_fd(), offset: 0, length: 1 << 20 };
+    client.dma_map(Iova(0), memory, Access::ReadWrite, Sharing::Descriptor).unwrap();
+    let write = |offset: u64, bytes: &[u8]| client.region_write(0, offset, bytes, Delivery::Replied);
+    // AQA, ASQ, ACQ, CC: two queues of 32 entries, and CC.EN.
+    write(0x24, &0x001f_001f_u32.to_le_bytes()).unwrap();
+    write(0x28, &0x1000_u64.to_le_bytes()).unwrap();
+    write(0x30, &0x2000_u64.to_le_bytes()).unwrap();
+    write(0x14, &0x0046_0001_u32.to_le_bytes()).unwrap();
+    eventually("CSTS.RDY", || {
+        let mut status = [0; 4];
+        client.region_read(0, 0x1c, &mut status).unwrap();
+        status[0] == 1
+    });
+    nix::unistd::ftruncate(&file, 0).unwrap();
+    // The doorbell of the admin queue: the drive reads an entry that is not there any more.
+    let _ = write(0x1000, &1_u32.to_le_bytes());
+    eventually("the end of the session", || client.disconnected().is_some() || client.device_info().is_err());
+    eventually("a welcome", || Client::connect(&server.socket, Options::default()).is_ok());
     server.stop();
 }
 
