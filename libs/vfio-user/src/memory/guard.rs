@@ -2,7 +2,7 @@
 //!
 //! The next access is SIGBUS, which would end the process and with it every other session. [`install`] puts a
 //! handler in its way: memory that was lost becomes private zeros, it is marked as lost, and whoever watches it
-//! is woken and ends the guilty session. A SIGBUS anywhere else goes where it went before.
+//! is woken and ends the guilty session. A fault anywhere else goes where it went before.
 //!
 //! The handler may run in the middle of anything, so it only loads and stores atomics, and calls mmap(2) and
 //! write(2). A table of fixed size holds the mappings; who adds to it takes a lock, the handler none.
@@ -198,8 +198,11 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         unsafe { ((*info).si_addr() as usize, (*info).si_code, libc::__errno_location()) };
     // SAFETY: as above. The interrupted code must not see what our calls leave in it.
     let saved = unsafe { *errno };
-    // A code of 0 or less is a process's kill(2), which has no address.
-    let replaced = code > 0 && replace(address);
+    if code <= 0 {
+        // A process's kill(2), which has no address. (std's handler would only take itself away, and us with it.)
+        return end(signal);
+    }
+    let replaced = replace(address);
     // SAFETY: as above.
     unsafe { *errno = saved };
     if !replaced {
@@ -239,15 +242,21 @@ fn replace(address: usize) -> bool {
     true
 }
 
+/// Ends the process by this signal, when the handler returns.
+fn end(signal: libc::c_int) {
+    // SAFETY: plain values.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
 /// Does what would have been done without us.
 fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // `install` has set it.
     let Some(previous) = PREVIOUS.get() else { return };
     if [libc::SIG_DFL, libc::SIG_IGN].contains(&previous.sa_sigaction) {
-        // SAFETY: a valid action; a fault happens again when we return, and then ends the process.
-        unsafe { libc::sigaction(signal, previous, std::ptr::null_mut()) };
-        // SAFETY: plain values. A signal that a process sent does not come again by itself.
-        unsafe { ((*info).si_code <= 0).then(|| libc::raise(signal)) };
+        end(signal);
     } else if previous.sa_flags & libc::SA_SIGINFO != 0 {
         // SAFETY: the flag says that the handler has this type.
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =

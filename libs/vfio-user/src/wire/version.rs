@@ -1,6 +1,7 @@
 //! VERSION: the first message, in which both ends say what they can do.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -63,9 +64,8 @@ pub struct TwinSocket {
     pub fd_index: Option<u32>,
 }
 
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Serialize)]
 struct Document {
-    #[serde(default)]
     capabilities: Capabilities,
 }
 
@@ -112,9 +112,17 @@ impl Capabilities {
             return Err(DecodeError::CapabilitiesEnd);
         }
         let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
-        let document: Document = serde_json::from_slice(text)
-            .map_err(|error| DecodeError::Capabilities { reason: error.to_string() })?;
-        document.capabilities.check()
+        let wrong = |reason: String| DecodeError::Capabilities { reason };
+        // By way of objects, for which a derived structure would take an array as well.
+        let mut document: Map<String, Value> =
+            serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
+        match document.remove("capabilities") {
+            None => Ok(Self::default()),
+            Some(object @ Value::Object(_)) => {
+                Self::deserialize(object).map_err(|error| wrong(error.to_string()))?.check()
+            }
+            Some(_) => Err(wrong("\"capabilities\" is no object".to_owned())),
+        }
     }
 
     fn check(self) -> Result<Self, DecodeError> {

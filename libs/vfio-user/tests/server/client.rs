@@ -30,6 +30,10 @@ pub(crate) struct Served {
 }
 
 impl Served {
+    pub(crate) fn is_over(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Why it ended; soon, since the test has given it cause to.
     pub(crate) fn outcome(self) -> Result<(), ServeError> {
         eventually("the session ends", || self.thread.is_finished());
@@ -50,6 +54,8 @@ pub(crate) struct Client {
     framer: Framer,
     arrived: VecDeque<Message>,
     id: u16,
+    /// It looks for replies instead of sleeping.
+    pub(crate) looks: bool,
 }
 
 /// A client that has not said a word, and its server.
@@ -69,7 +75,10 @@ pub(crate) fn serve_at<D: Device + 'static>(
         move || serve(theirs, &*device, &messages)
     });
     let socket = Socket::new(ours).unwrap();
-    (Client { socket, framer: Framer::new(), arrived: VecDeque::new(), id: 100 }, Served { thread, messages })
+    (
+        Client { socket, framer: Framer::new(), arrived: VecDeque::new(), id: 100, looks: false },
+        Served { thread, messages },
+    )
 }
 
 /// A client past VERSION.
@@ -120,7 +129,7 @@ impl Client {
     /// Receives the next message if one comes in time; an end is none.
     pub(crate) fn receive_within(&mut self, patience: Duration) -> Option<Message> {
         let begin = Instant::now();
-        let mut buffer = vec![0; 1 << 16];
+        let mut buffer = [0; 4096];
         loop {
             if let Some(message) = self.arrived.pop_front() {
                 return Some(message);
@@ -134,6 +143,7 @@ impl Client {
                 }
                 Received::Closed => return None,
                 Received::WouldBlock if begin.elapsed() > patience => return None,
+                Received::WouldBlock if self.looks => std::hint::spin_loop(),
                 Received::WouldBlock => {
                     self.ready(PollFlags::POLLIN, patience.min(Duration::from_millis(20)));
                 }

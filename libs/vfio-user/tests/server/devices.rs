@@ -29,14 +29,14 @@ use crate::client::{
 type DmaRegion = Arc<Entry<dma::Region>>;
 
 /// A copy from one place of the client's memory to another, as both devices take it.
-struct Copy {
+pub(crate) struct Copy {
     from: Iova,
     to: Iova,
     length: usize,
 }
 
 impl Copy {
-    fn bytes(from: u64, to: u64, length: usize) -> Vec<u8> {
+    pub(crate) fn bytes(from: u64, to: u64, length: usize) -> Vec<u8> {
         [from, to, length as u64].iter().flat_map(|value| value.to_le_bytes()).collect()
     }
 
@@ -201,18 +201,18 @@ fn a_device_that_polls_shared_memory_needs_no_messages() {
 }
 
 /// Prepares memory, and lets go of it, on threads of its own. Memory at `STUCK` it keeps.
-struct Late {
+pub(crate) struct Late {
     description: Description,
-    kept: Mutex<Option<DmaRegion>>,
+    pub(crate) kept: Mutex<Option<DmaRegion>>,
     detached: AtomicBool,
 }
 
 const LATE: Duration = Duration::from_millis(30);
-const STUCK: u64 = 0xdead_0000;
+pub(crate) const STUCK: u64 = 0xdead_0000;
 const REFUSED: u64 = 0xbad_0000;
 
 impl Late {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let bar = Region { size: 4096, readable: true, writable: true, ..Region::default() };
         let description = Description { regions: vec![bar], irqs: vec![], resets: true };
         Arc::new(Self { description, kept: Mutex::default(), detached: AtomicBool::new(false) })
@@ -332,13 +332,13 @@ fn an_unmap_that_never_ends_ends_the_session() {
 }
 
 /// Copies in its client's memory: for region 0 on the session's thread, for region 1 on one of its own.
-struct Messenger {
+pub(crate) struct Messenger {
     description: Description,
     connection: Mutex<Option<Arc<Connection>>>,
 }
 
 impl Messenger {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let bar = || Region { size: 4096, readable: true, writable: true, ..Region::default() };
         let description = Description { regions: vec![bar(), bar()], irqs: vec![], resets: false };
         Arc::new(Self { description, connection: Mutex::default() })
