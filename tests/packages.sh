@@ -3,7 +3,7 @@
 
 # need COMMAND:PACKAGE…: false, with a loud line for each, when a command cannot be had.
 need() {
-  local entry missing=() packages=()
+  local entry missing=() packages=() lacking=''
   for entry in "$@"; do
     command -v "${entry%%:*}" >/dev/null || { missing+=("${entry%%:*}"); packages+=("${entry#*:}"); }
   done
@@ -16,6 +16,7 @@ need() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}" >"$outcomes/apt.log" 2>&1 </dev/null ||
     tail -n 20 "$outcomes/apt.log"
   for entry in "${missing[@]}"; do
-    command -v "$entry" >/dev/null || { fail "MISSING: the command $entry, and apt could not install it"; return 1; }
+    command -v "$entry" >/dev/null || { fail "MISSING: the command $entry, and apt could not install it"; lacking=1; }
   done
+  [ -z "$lacking" ]
 }

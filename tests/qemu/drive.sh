@@ -71,4 +71,5 @@ counters() {
 server_cpu() { cat "/proc/$server"/task/*/schedstat | awk '{ sum += $1 } END { printf "%.0f", sum }'; }
 
 server_descriptors() { find "/proc/$server/fd" -mindepth 1 | wc -l; }
-server_mappings() { wc -l <"/proc/$server/maps"; }
+# Of files, as a client's memory is; what the allocator and threads' stacks have comes and goes.
+server_mappings() { awk '$5 != 0' "/proc/$server/maps" | wc -l; }

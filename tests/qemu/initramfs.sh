@@ -10,7 +10,7 @@ guest_initramfs() {
   programs=$tree/guest-$(sha256sum "$here/qemu/initramfs.sh" | cut -c 1-12).cpio.gz
   if [ ! -e "$programs" ]; then
     say "packing the guest's programs"
-    pack_programs "$programs.partial" && mv "$programs.partial" "$programs" || return
+    pack_programs "$1.programs" && mv "$1.programs" "$programs" || return
   fi
   directory=$(mktemp -d)
   mkdir "$directory/guest"

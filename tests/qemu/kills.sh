@@ -33,12 +33,12 @@ serves_the_next() {
   local doorbells=$1 times=$2 image=$work/disk.img round descriptors mappings
   truncate -s 256M "$image"
   drive_start "$image" 4096 "$doorbells"
+  sleep 0.5
+  descriptors=$(server_descriptors) mappings=$(server_mappings)
   for ((round = 0; round <= times; round++)); do
     guest_start load "first=$((round == 0))"
     guest_until busy 120
     guest_kill
-    # The first client's thread leaves its stack and its heap behind for the next: what is counted is what grows.
-    [ "$round" -gt 0 ] || { sleep 2; descriptors=$(server_descriptors) mappings=$(server_mappings); }
   done
   settle
   figure "$scenario.kills" "$times" kills

@@ -1,162 +1,249 @@
-//! What a user says a namespace is: `null:SIZE`, `ram:SIZE`, `file:PATH`, and options after commas.
+//! Namespaces as the user writes them.
 
-use std::io;
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use outboard_nvme::controller::Geometry;
+use super::file::{self, EngineKind, OpenError};
+use super::null::NullDisk;
+use super::ram::RamDisk;
+use super::{Backend, PinHost, Storage};
 
-use super::file::{Engine, File};
-use super::null::Null;
-use super::ram::Ram;
-use super::{Backend, PinHost};
+/// A namespace as it is written on the command line: `KIND:WHAT[,KEY=VALUE]…`.
+///
+/// ```
+/// use outboard_server::disk::NamespaceSpec;
+/// let spec: NamespaceSpec = "file:disk.img,block-size=4096,read-only".parse()?;
+/// assert!(spec.read_only);
+/// # Ok::<(), outboard_server::disk::SpecError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceSpec {
+    /// Where the blocks are.
+    pub source: Source,
+    /// log2 of the block's bytes: 9 or 12.
+    pub block_shift: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
 
 /// Where a namespace's blocks are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Medium {
-    Null { size: u64 },
-    Ram { size: u64 },
-    File { path: PathBuf, engine: Option<Engine> },
+pub enum Source {
+    /// Nowhere.
+    Null {
+        /// In bytes.
+        size: u64,
+    },
+    /// In the server's memory.
+    Ram {
+        /// In bytes.
+        size: u64,
+    },
+    /// In a file or on a block device.
+    File {
+        /// Which.
+        path: PathBuf,
+        /// How it is read and written; unless said, the best that the kernel allows.
+        engine: Option<EngineKind>,
+    },
 }
 
-/// A namespace as described on the command line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamespaceSpec {
-    medium: Medium,
-    /// log2 of the LBA size.
-    block_shift: u32,
-    read_only: bool,
-}
-
-/// What is wrong with a description.
+/// What is wrong with how a namespace is written, and how it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// No known medium.
-    #[error("say null:SIZE, ram:SIZE or file:PATH")]
-    Medium,
+    /// No `KIND:`, or an unknown one.
+    #[error("Unknown namespace '{0}': write file:PATH, ram:SIZE or null:SIZE")]
+    Kind(String),
+    /// `file:` and nothing.
+    #[error("No path after 'file:': write file:PATH")]
+    NoPath,
     /// Not a size.
-    #[error("{0:?} is not a size; say a number of bytes, or one with K, M, G or T")]
+    #[error("'{0}' is not a size: write a number of bytes, or one with K, M, G or T, as in 512M")]
     Size(String),
-    /// No blocks, or a fraction of one.
-    #[error(
-        "{size} bytes are not a whole number of blocks of {block} bytes; choose another size or block-size"
-    )]
+    /// A size of 0.
+    #[error("A namespace cannot have size 0: write a size such as 512M")]
+    Zero,
+    /// More than fits.
+    #[error("Size '{0}' is too big: at most 8191P can be addressed")]
+    TooBig(String),
+    /// Not a multiple of the block.
+    #[error("Size {size} is not a multiple of the block of {block} bytes: write {}", size.next_multiple_of(*block))]
     Fraction {
         /// In bytes.
         size: u64,
-        /// The LBA size.
+        /// In bytes.
         block: u64,
     },
-    /// An LBA size that is not offered.
-    #[error("block-size={0} is not possible; say 512 or 4096")]
-    BlockSize(String),
-    /// An option that does not exist, or not for this medium.
-    #[error(
-        "{0:?} is not an option here; say block-size=512|4096, read-only, or for files engine=io_uring|threads"
-    )]
-    Option(String),
+    /// An unknown key.
+    #[error("Unknown key '{0}': {KEYS} (a comma in a path is written twice)")]
+    Key(String),
+    /// The same key again.
+    #[error("'{0}' is given twice: write it once")]
+    Twice(&'static str),
+    /// A key with a wrong value, or with none.
+    #[error("'{key}={value}' is not possible: write {key}={expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// What was given.
+        value: String,
+        /// What can be given.
+        expected: &'static str,
+    },
+    /// A key that belongs to files.
+    #[error("'engine' is for files: leave it out")]
+    EngineWithoutFile,
 }
 
-/// Why a namespace cannot be opened, and what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum DiskError {
-    /// No such file.
-    #[error("{} does not exist; create it, for example with: truncate -s 10G {}", path.display(), path.display())]
-    Missing {
-        /// Which.
-        path: PathBuf,
-    },
-    /// No permission.
-    #[error("No permission to open {} for {}; change its mode{}", path.display(), if *read_only { "reading" } else { "writing" }, if *read_only { "" } else { ", or add read-only" })]
-    Permission {
-        /// Which.
-        path: PathBuf,
-        /// What was tried.
-        read_only: bool,
-    },
-    /// A directory, a pipe, a terminal.
-    #[error("{} is neither a file nor a block device", path.display())]
-    Kind {
-        /// Which.
-        path: PathBuf,
-    },
-    /// Empty, or a fraction of a block at its end.
-    #[error("{} has {size} bytes, which is not a whole number of blocks of {block} bytes (and at least one); resize it, or choose another block-size", path.display())]
-    Fraction {
-        /// Which.
-        path: PathBuf,
-        /// In bytes.
-        size: u64,
-        /// The LBA size.
-        block: u64,
-    },
-    /// Somebody else uses it.
-    #[error("{} is in use by another process (a virtual machine, qemu-img, another server); stop it{}", path.display(), if *read_only { "" } else { ", or let both use it read-only" })]
-    Locked {
-        /// Which.
-        path: PathBuf,
-        /// What was tried.
-        read_only: bool,
-    },
-    /// No memory.
-    #[error("{size} bytes of memory cannot be had: {source}")]
-    Memory {
-        /// In bytes.
-        size: u64,
-        /// Why.
-        source: io::Error,
-    },
-    /// Anything else.
-    #[error("{} cannot be opened: {source}", path.display())]
-    Other {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+const KEYS: &str = "keys are block-size, read-only and engine";
+
+impl NamespaceSpec {
+    /// Opens the storage.
+    ///
+    /// # Errors
+    /// What is wrong with the image, and what to do about it.
+    pub fn open<H: PinHost>(&self) -> Result<Backend<H>, OpenError> {
+        let NamespaceSpec { ref source, block_shift, read_only } = *self;
+        match *source {
+            Source::Null { size } => {
+                let blocks = size.checked_shr(block_shift).unwrap_or(0);
+                Ok(Backend(Storage::Null(NullDisk::new(block_shift, blocks, read_only))))
+            }
+            Source::Ram { size } => RamDisk::new(block_shift, size, read_only)
+                .map(|disk| Backend(Storage::Ram(disk)))
+                .map_err(|errno| OpenError::Memory { size, errno }),
+            Source::File { ref path, engine } => {
+                file::open(path, block_shift, read_only, engine).map(Backend)
+            }
+        }
+    }
 }
 
 impl FromStr for NamespaceSpec {
     type Err = SpecError;
 
-    fn from_str(text: &str) -> Result<Self, SpecError> {
-        let (medium, rest) = text.split_once(':').ok_or(SpecError::Medium)?;
-        let mut words = rest.split(',');
-        let first = words.next().unwrap_or_default();
-        let mut spec = Self {
-            medium: match medium {
-                "null" => Medium::Null { size: parse_size(first)? },
-                "ram" => Medium::Ram { size: parse_size(first)? },
-                "file" if !first.is_empty() => Medium::File { path: first.into(), engine: None },
-                _ => return Err(SpecError::Medium),
-            },
-            block_shift: 9,
-            read_only: false,
+    fn from_str(text: &str) -> Result<NamespaceSpec, SpecError> {
+        let (kind, rest) = text.split_once(':').ok_or_else(|| SpecError::Kind(text.into()))?;
+        let mut parts = split(rest).into_iter();
+        let what = parts.next().unwrap_or_default();
+        let mut keys = Keys::default();
+        for part in parts {
+            keys.set(&part)?;
+        }
+        let block_shift = keys.block_shift.unwrap_or(9);
+        let source = match kind {
+            "null" => Source::Null { size: size(&what, block_shift)? },
+            "ram" => Source::Ram { size: size(&what, block_shift)? },
+            "file" if what.is_empty() => return Err(SpecError::NoPath),
+            "file" => Source::File { path: what.into(), engine: keys.engine },
+            _ => return Err(SpecError::Kind(text.into())),
         };
-        for word in words {
-            match (word.split_once('=').unwrap_or((word, "")), &mut spec.medium) {
-                (("block-size", "512"), _) => spec.block_shift = 9,
-                (("block-size", "4096"), _) => spec.block_shift = 12,
-                (("block-size", other), _) => return Err(SpecError::BlockSize(other.into())),
-                (("read-only", ""), _) => spec.read_only = true,
-                (("engine", "io_uring"), Medium::File { engine, .. }) => *engine = Some(Engine::IoUring),
-                (("engine", "threads"), Medium::File { engine, .. }) => *engine = Some(Engine::Threads),
-                _ => return Err(SpecError::Option(word.into())),
-            }
+        if keys.engine.is_some() && !matches!(source, Source::File { .. }) {
+            return Err(SpecError::EngineWithoutFile);
         }
-        if let Medium::Null { size } | Medium::Ram { size } = spec.medium {
-            let block = 1 << spec.block_shift;
-            if size == 0 || !size.is_multiple_of(block) {
-                return Err(SpecError::Fraction { size, block });
-            }
-        }
-        Ok(spec)
+        Ok(NamespaceSpec { source, block_shift, read_only: keys.read_only.unwrap_or(false) })
     }
 }
 
-fn parse_size(text: &str) -> Result<u64, SpecError> {
+/// As it would be parsed.
+impl fmt::Display for NamespaceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut file_engine = None;
+        match &self.source {
+            Source::Null { size } => write!(f, "null:{size}")?,
+            Source::Ram { size } => write!(f, "ram:{size}")?,
+            Source::File { path, engine } => {
+                write!(f, "file:{}", path.display().to_string().replace(',', ",,"))?;
+                file_engine = *engine;
+            }
+        }
+        if self.block_shift != 9 {
+            write!(f, ",block-size={}", 1u64.checked_shl(self.block_shift).unwrap_or(0))?;
+        }
+        if self.read_only {
+            f.write_str(",read-only")?;
+        }
+        match file_engine {
+            Some(EngineKind::IoUring) => f.write_str(",engine=io_uring"),
+            Some(EngineKind::Threads) => f.write_str(",engine=threads"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The keys that were given.
+#[derive(Default)]
+struct Keys {
+    block_shift: Option<u32>,
+    read_only: Option<bool>,
+    engine: Option<EngineKind>,
+}
+
+impl Keys {
+    fn set(&mut self, part: &str) -> Result<(), SpecError> {
+        let (key, value) = match part.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (part, None),
+        };
+        let wrong = |key, expected| SpecError::Value { key, value: value.unwrap_or("").into(), expected };
+        match key {
+            "block-size" => {
+                let shift = match value {
+                    Some("512") => 9,
+                    Some("4096" | "4K" | "4k") => 12,
+                    _ => return Err(wrong("block-size", "512 or block-size=4096")),
+                };
+                once("block-size", &mut self.block_shift, shift)
+            }
+            "read-only" => {
+                let read_only = match value {
+                    None | Some("on" | "true") => true,
+                    Some("off" | "false") => false,
+                    _ => return Err(wrong("read-only", "on or read-only=off")),
+                };
+                once("read-only", &mut self.read_only, read_only)
+            }
+            "engine" => {
+                let engine = match value {
+                    Some("io_uring") => EngineKind::IoUring,
+                    Some("threads") => EngineKind::Threads,
+                    _ => return Err(wrong("engine", "io_uring or engine=threads")),
+                };
+                once("engine", &mut self.engine, engine)
+            }
+            _ => Err(SpecError::Key(key.into())),
+        }
+    }
+}
+
+fn once<T>(key: &'static str, place: &mut Option<T>, value: T) -> Result<(), SpecError> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(SpecError::Twice(key)),
+    }
+}
+
+/// Splits at commas; two together stand for one that separates nothing, as in QEMU's options.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = Vec::new();
+    let mut part = String::new();
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        match character {
+            ',' if characters.next_if_eq(&',').is_some() => part.push(','),
+            ',' => parts.push(std::mem::take(&mut part)),
+            _ => part.push(character),
+        }
+    }
+    parts.push(part);
+    parts
+}
+
+/// Bytes, or a multiple of a power of 1024.
+fn size(text: &str, block_shift: u32) -> Result<u64, SpecError> {
     let wrong = || SpecError::Size(text.into());
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text.strip_prefix(digits).unwrap_or_default().to_ascii_uppercase().as_str() {
         "" | "B" => 0,
         "K" | "KIB" => 10,
@@ -165,82 +252,18 @@ fn parse_size(text: &str) -> Result<u64, SpecError> {
         "T" | "TIB" => 40,
         _ => return Err(wrong()),
     };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).filter(|&size| i64::try_from(size).is_ok()).ok_or_else(wrong)
-}
-
-impl NamespaceSpec {
-    /// Opens the namespace.
-    ///
-    /// # Errors
-    /// [`DiskError`]
-    pub fn open<H: PinHost>(&self) -> Result<Backend<H>, DiskError> {
-        let geometry = |size: u64| Geometry {
-            block_shift: self.block_shift,
-            blocks: size >> self.block_shift,
-            read_only: self.read_only,
-            volatile_cache: false,
-            deallocates: true,
-        };
-        Ok(match &self.medium {
-            Medium::Null { size } => {
-                Backend::Null(Null::new(Geometry { deallocates: false, ..geometry(*size) }))
-            }
-            Medium::Ram { size } => Backend::Ram(
-                Ram::new(geometry(*size)).map_err(|source| DiskError::Memory { size: *size, source })?,
-            ),
-            Medium::File { path, engine } => {
-                Backend::File(Box::new(File::open(path, self.block_shift, self.read_only, *engine)?))
-            }
-        })
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(wrong());
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Result<NamespaceSpec, SpecError> {
-        text.parse()
-    }
-
-    #[test]
-    fn what_a_namespace_can_be() {
-        assert_eq!(
-            parse("ram:1G,block-size=4096,read-only").unwrap(),
-            NamespaceSpec { medium: Medium::Ram { size: 1 << 30 }, block_shift: 12, read_only: true }
-        );
-        assert_eq!(
-            parse("file:/a/b.img,engine=threads").unwrap(),
-            NamespaceSpec {
-                medium: Medium::File { path: "/a/b.img".into(), engine: Some(Engine::Threads) },
-                block_shift: 9,
-                read_only: false
-            }
-        );
-        assert_eq!(parse("null:512").unwrap().medium, Medium::Null { size: 512 });
-        assert_eq!(parse("null:3MiB").unwrap().medium, Medium::Null { size: 3 << 20 });
-    }
-
-    #[test]
-    fn what_it_cannot_be() {
-        for (text, error) in [
-            ("disk.img", SpecError::Medium),
-            ("tape:1G", SpecError::Medium),
-            ("file:", SpecError::Medium),
-            ("ram:", SpecError::Size("".into())),
-            ("ram:-1", SpecError::Size("-1".into())),
-            ("ram:9999999T", SpecError::Size("9999999T".into())),
-            ("ram:1X", SpecError::Size("1X".into())),
-            ("ram:0", SpecError::Fraction { size: 0, block: 512 }),
-            ("ram:1000", SpecError::Fraction { size: 1000, block: 512 }),
-            ("ram:512,block-size=4096", SpecError::Fraction { size: 512, block: 4096 }),
-            ("ram:1M,block-size=1024", SpecError::BlockSize("1024".into())),
-            ("ram:1M,fast", SpecError::Option("fast".into())),
-            ("ram:1M,engine=threads", SpecError::Option("engine=threads".into())),
-            ("file:a,engine=quick", SpecError::Option("engine=quick".into())),
-        ] {
-            assert_eq!(parse(text), Err(error), "{text}");
-        }
+    let unit = 1u64.checked_shl(shift).unwrap_or(u64::MAX);
+    let size = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    // The kernel's file offsets are signed, and so are ours.
+    let size =
+        size.filter(|&size| i64::try_from(size).is_ok()).ok_or_else(|| SpecError::TooBig(text.into()))?;
+    let block = 1u64.checked_shl(block_shift).unwrap_or(u64::MAX);
+    match size {
+        0 => Err(SpecError::Zero),
+        _ if !size.is_multiple_of(block) => Err(SpecError::Fraction { size, block }),
+        _ => Ok(size),
     }
 }

@@ -27,7 +27,7 @@ use super::machine::Machine;
 use super::options::{DoorbellMode, Options};
 use super::worker::Worker;
 use crate::control::Service;
-use crate::disk::{Backend, DiskError};
+use crate::disk::{Backend, OpenError};
 
 /// The unit of the BAR's layout and of what clients map. A client whose pages are larger needs the whole BAR.
 const PAGE: u64 = 4096;
@@ -52,7 +52,7 @@ const IDENTITY: Identity = Identity {
 pub enum DriveError {
     /// A namespace.
     #[error(transparent)]
-    Disk(#[from] DiskError),
+    Disk(#[from] OpenError),
     /// An option of the controller.
     #[error(transparent)]
     Options(#[from] InvalidOptions),

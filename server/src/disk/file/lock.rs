@@ -1,85 +1,87 @@
-//! Image locks as QEMU takes them (block/file-posix.c): open file description locks on single bytes. A byte at
-//! 100 + n says "I use permission n", one at 200 + n "nobody else may".
+//! Locks on images, compatible with QEMU's (block/file-posix.c): whoever opens an image says what it does with
+//! it and what it lets others do, by shared locks on single bytes of the file, and then looks whether anybody
+//! holds a byte that contradicts. The locks are of the open file description (F_OFD_SETLK).
 
-use std::os::fd::AsFd;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::fs::File;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// RAW_LOCK_PERM_BASE.
-const USED: i64 = 100;
-/// RAW_LOCK_SHARED_BASE.
-const REFUSED: i64 = 200;
+/// Held: the holder has the permission (RAW_LOCK_PERM_BASE).
+const HAS: i64 = 100;
+/// Held: the holder lets nobody else have the permission (RAW_LOCK_SHARED_BASE).
+const KEEPS: i64 = 200;
 
-/// BLK_PERM_* as bit numbers.
-const CONSISTENT_READ: i64 = 0;
-const WRITE: i64 = 1;
-const RESIZE: i64 = 3;
-
-/// How long a process that was killed may hold its locks still: the kernel takes its rings apart behind its back,
-/// and they refer to the image.
-const LINGERING: Duration = Duration::from_secs(2);
-
-/// Locks an image until [`unlock`]: readers share it, a writer has it alone.
-///
-/// # Errors
-/// EAGAIN: another process has a lock that does not go with ours. A file system without locks is no error.
-pub(super) fn lock(file: impl AsFd, read_only: bool) -> Result<(), Errno> {
-    let start = Instant::now();
-    loop {
-        match try_lock(&file, read_only) {
-            Err(Errno::EAGAIN | Errno::EACCES) if start.elapsed() < LINGERING => {
-                unlock(&file);
-                thread::sleep(Duration::from_millis(50));
-            }
-            result => return result,
-        }
-    }
+/// QEMU's block permissions, by bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Permission {
+    /// BLK_PERM_CONSISTENT_READ.
+    Read = 0,
+    /// BLK_PERM_WRITE.
+    Write = 1,
+    /// BLK_PERM_RESIZE.
+    Resize = 3,
 }
 
-/// Lets go of all locks at once: closing the image is not enough while a ring of ours refers to it.
-pub(super) fn unlock(file: impl AsFd) {
-    let whole = libc::flock { l_len: 0, ..byte(0, libc::F_UNLCK) };
-    if let Err(error) = fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
-        tracing::debug!(%error, "the image's locks stay until it is closed");
-    }
+use Permission::{Read, Resize, Write};
+
+/// Why an image was not locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockError {
+    /// Somebody uses it in a way that contradicts.
+    Taken,
+    /// The file system has no such locks, or none left.
+    Impossible(Errno),
 }
 
-fn try_lock(file: impl AsFd, read_only: bool) -> Result<(), Errno> {
-    let used: &'static [i64] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
-    // A writer elsewhere would change what we read; nobody may change the size.
-    let refused: &'static [i64] = &[WRITE, RESIZE];
-    let place = |base: i64, bits: &'static [i64]| bits.iter().map(move |bit| base.saturating_add(*bit));
-    for at in place(USED, used).chain(place(REFUSED, refused)) {
-        match fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(at, libc::F_RDLCK))) {
-            Ok(_) => {}
-            Err(Errno::EINVAL | Errno::ENOLCK | Errno::EOPNOTSUPP) => {
-                tracing::warn!("the file system has no locks: nothing keeps others from this image");
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        }
+/// Locks an image for reading, or for reading and writing; others may read what is only read. On an error, locks
+/// are left behind: close the file.
+pub(super) fn lock(image: &File, read_only: bool) -> Result<(), LockError> {
+    let has: &[Permission] = if read_only { &[Read] } else { &[Read, Write] };
+    let keeps: &[Permission] = &[Write, Resize];
+    let held = has.iter().map(|&p| byte(HAS, p)).chain(keeps.iter().map(|&p| byte(KEEPS, p)));
+    for byte in held {
+        set(image, libc::F_RDLCK, byte, 1)?;
     }
-    // Ours stand, so that of two that start together at most one goes on; now look for others'.
-    for at in place(REFUSED, used).chain(place(USED, refused)) {
-        let mut probe = byte(at, libc::F_WRLCK);
-        fcntl(&file, FcntlArg::F_OFD_GETLK(&mut probe))?;
-        if i32::from(probe.l_type) != libc::F_UNLCK {
-            return Err(Errno::EAGAIN);
-        }
+    let contradictions = has.iter().map(|&p| byte(KEEPS, p)).chain(keeps.iter().map(|&p| byte(HAS, p)));
+    for byte in contradictions {
+        test(image, byte)?;
     }
     Ok(())
 }
 
-fn byte(place: i64, kind: i32) -> libc::flock {
+/// Gives up all locks of the open file description.
+pub(super) fn unlock(image: &File) -> Result<(), LockError> {
+    set(image, libc::F_UNLCK, HAS, KEEPS)
+}
+
+fn set(image: &File, kind: i32, start: i64, length: i64) -> Result<(), LockError> {
+    match fcntl(image, FcntlArg::F_OFD_SETLK(&flock(kind, start, length))) {
+        Ok(_) => Ok(()),
+        Err(Errno::EAGAIN | Errno::EACCES) => Err(LockError::Taken),
+        Err(errno) => Err(LockError::Impossible(errno)),
+    }
+}
+
+/// Whether nobody else holds the byte.
+fn test(image: &File, start: i64) -> Result<(), LockError> {
+    let mut found = flock(libc::F_WRLCK, start, 1);
+    fcntl(image, FcntlArg::F_OFD_GETLK(&mut found)).map_err(LockError::Impossible)?;
+    if i32::from(found.l_type) == libc::F_UNLCK { Ok(()) } else { Err(LockError::Taken) }
+}
+
+fn byte(base: i64, permission: Permission) -> i64 {
+    base.saturating_add(permission as i64)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "small constants of the C interface")]
+fn flock(kind: i32, start: i64, length: i64) -> libc::flock {
     libc::flock {
-        l_type: i16::try_from(kind).unwrap_or(0),
-        l_whence: 0, // SEEK_SET
-        l_start: place,
-        l_len: 1,
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: start,
+        l_len: length,
         l_pid: 0,
     }
 }

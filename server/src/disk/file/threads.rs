@@ -1,125 +1,198 @@
-//! Operations through a pool of threads, for where io_uring is refused.
+//! The engine on a pool of threads, where io_uring is refused.
+#![expect(unsafe_code, reason = "hands memory to the kernel")]
 
-#![expect(unsafe_code, reason = "makes system calls on memory that the caller keeps in place")]
-
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
-use nix::libc;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::libc::{RWF_DSYNC, c_int, iovec, preadv2, pwritev2};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::fdatasync;
 
-use super::engine::{Finished, ImageOp, Slot, Vectors};
+use super::engine::{Completion, Engine, ImageOp};
+use super::image::Image;
+use crate::disk::Extent;
+use crate::disk::limits::{DRAIN, THREADS};
 
-/// Blocking calls at a time: what one drive keeps a medium busy with.
-const THREADS: usize = 8;
-/// Operations taken before some must finish; the rest waits with its owner.
-const ENTRIES: usize = 256;
-
-/// An operation on its way to a thread.
-struct Order(Slot, ImageOp);
-
-// SAFETY: the memory behind its vectors is process-wide and stays in place until the operation is reported.
-unsafe impl Send for Order {}
-
-pub(super) struct Threads {
-    orders: Option<Sender<Order>>,
-    finished: Receiver<Finished>,
-    event: Arc<EventFd>,
+/// Carries operations by system calls on threads of its own.
+pub(in crate::disk) struct Threads<P> {
+    pool: Arc<Pool<P>>,
+    /// Pushed, not yet committed.
+    pushed: Vec<(usize, ImageOp<P>)>,
+    /// Committed, not yet reaped.
     under_way: usize,
-    pool: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-impl Threads {
-    pub(super) fn start(image: Arc<OwnedFd>) -> io::Result<Self> {
-        let (orders, queue) = channel::<Order>();
-        let (report, finished) = channel();
-        let queue = Arc::new(Mutex::new(queue));
-        let event = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-        let mut pool = Vec::with_capacity(THREADS);
-        for _ in 0..THREADS {
-            let (image, queue, report, event) = (image.clone(), queue.clone(), report.clone(), event.clone());
-            let work = move || {
-                loop {
-                    let order = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Order(slot, op)) = order else { return };
-                    let result = execute(&image, op);
-                    if report.send(Finished { slot, result }).is_err() {
-                        return;
-                    }
-                    // A full counter wakes as well.
-                    let _ = event.write(1);
+/// What the threads share.
+struct Pool<P> {
+    image: Arc<Image>,
+    queue: Mutex<Queue<P>>,
+    /// Work came, or the end.
+    work: Condvar,
+    /// A thread has become idle.
+    idle: Condvar,
+    /// Counts completions.
+    event: EventFd,
+}
+
+struct Queue<P> {
+    state: State,
+    todo: VecDeque<(usize, ImageOp<P>)>,
+    done: Vec<Completion<P>>,
+    busy: usize,
+}
+
+enum State {
+    Open,
+    Closed,
+}
+
+impl<P: Send + 'static> Threads<P> {
+    /// Starts the pool. Fails if the system has no threads or descriptors left.
+    pub(super) fn new(image: &Arc<Image>) -> io::Result<Threads<P>> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let queue = Queue { state: State::Open, todo: VecDeque::new(), done: Vec::new(), busy: 0 };
+        let pool = Arc::new(Pool {
+            image: Arc::clone(image),
+            queue: Mutex::new(queue),
+            work: Condvar::new(),
+            idle: Condvar::new(),
+            event,
+        });
+        // From here on, dropping it ends the threads that were started.
+        let mut threads = Threads { pool, pushed: Vec::new(), under_way: 0, threads: Vec::new() };
+        for index in 0..THREADS {
+            let pool = Arc::clone(&threads.pool);
+            let thread = thread::Builder::new().name(format!("image-{index}"));
+            threads.threads.push(thread.spawn(move || pool.serve())?);
+        }
+        Ok(threads)
+    }
+}
+
+impl<P> Pool<P> {
+    /// No code that can panic runs under the lock, so that a poisoned one is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Queue<P>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread's life.
+    fn serve(&self) {
+        let mut queue = self.lock();
+        loop {
+            if let Some((place, op)) = queue.todo.pop_front() {
+                queue.busy = queue.busy.saturating_add(1);
+                drop(queue);
+                let result = execute(&self.image, &op);
+                queue = self.lock();
+                queue.busy = queue.busy.saturating_sub(1);
+                queue.done.push(Completion { place, op, result });
+                self.idle.notify_all();
+                // Fails only when 2^64 completions are pending: then it is readable anyway.
+                let _ = self.event.write(1);
+            } else {
+                match queue.state {
+                    State::Closed => return,
+                    State::Open => queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 }
-            };
-            pool.push(thread::Builder::new().name("disk".into()).spawn(work)?);
-        }
-        Ok(Self { orders: Some(orders), finished, event, under_way: 0, pool })
-    }
-
-    pub(super) fn event(&self) -> &EventFd {
-        &self.event
-    }
-
-    pub(super) fn push(&mut self, slot: Slot, op: ImageOp) -> bool {
-        if self.under_way >= ENTRIES {
-            return false;
-        }
-        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(Order(slot, op)).is_ok());
-        self.under_way = self.under_way.saturating_add(sent.into());
-        sent
-    }
-
-    pub(super) fn reap(&mut self, finished: &mut Vec<Finished>) {
-        for one in self.finished.try_iter() {
-            self.under_way = self.under_way.saturating_sub(1);
-            finished.push(one);
+            }
         }
     }
 }
 
-impl Drop for Threads {
-    /// Threads may use memory that is about to be freed until they have ended.
+/// Performs one operation, blocking.
+fn execute<P>(image: &Image, op: &ImageOp<P>) -> Result<usize, Errno> {
+    let count = |vectors: &[iovec]| c_int::try_from(vectors.len()).unwrap_or(c_int::MAX);
+    let position = |offset: u64| i64::try_from(offset).map_err(|_| Errno::EFBIG);
+    let transferred =
+        |result: isize| Errno::result(result).map(|count| usize::try_from(count).unwrap_or_default());
+    let allocate = |extent: &Extent, mode: FallocateFlags| {
+        let mode = mode | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(image, mode, position(extent.offset)?, position(extent.length)?).map(|()| 0)
+    };
+    match op {
+        ImageOp::Read { offset, buffers } => {
+            let (vectors, offset) = (buffers.vectors(), position(*offset)?);
+            // SAFETY: `op` is borrowed for the whole call and keeps the vectors and their memory, which may be
+            // written in a read.
+            transferred(unsafe {
+                preadv2(image.as_fd().as_raw_fd(), vectors.as_ptr(), count(vectors), offset, 0)
+            })
+        }
+        ImageOp::Write { offset, buffers, durable } => {
+            let (vectors, offset) = (buffers.vectors(), position(*offset)?);
+            let flags = if *durable { RWF_DSYNC } else { 0 };
+            // SAFETY: as above; a write only reads the memory.
+            transferred(unsafe {
+                pwritev2(image.as_fd().as_raw_fd(), vectors.as_ptr(), count(vectors), offset, flags)
+            })
+        }
+        ImageOp::Sync => fdatasync(image).map(|()| 0),
+        ImageOp::Punch(extent) => allocate(extent, FallocateFlags::FALLOC_FL_PUNCH_HOLE),
+        ImageOp::Zero(extent) => allocate(extent, FallocateFlags::FALLOC_FL_ZERO_RANGE),
+    }
+}
+
+impl<P> Engine<P> for Threads<P> {
+    fn push(&mut self, place: usize, op: ImageOp<P>) {
+        self.pushed.push((place, op));
+    }
+
+    fn commit(&mut self) {
+        if self.pushed.is_empty() {
+            return;
+        }
+        self.under_way = self.under_way.saturating_add(self.pushed.len());
+        self.pool.lock().todo.extend(self.pushed.drain(..));
+        self.pool.work.notify_all();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion<P>>) {
+        if self.under_way == 0 {
+            return;
+        }
+        let mut queue = self.pool.lock();
+        if queue.done.is_empty() {
+            return;
+        }
+        self.under_way = self.under_way.saturating_sub(queue.done.len());
+        done.append(&mut queue.done);
+        // Under the lock, so that no completion's signal is swallowed.
+        let _ = self.pool.event.read();
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.pool.event.as_fd())
+    }
+}
+
+impl<P> Drop for Threads<P> {
     fn drop(&mut self) {
-        self.orders = None;
-        for thread in self.pool.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a disk's thread panicked");
+        let mut queue = self.pool.lock();
+        queue.state = State::Closed;
+        self.pool.work.notify_all();
+        // A thread that hangs in the kernel keeps its operation, and so the operation's memory, by itself.
+        let waited =
+            self.pool.idle.wait_timeout_while(queue, DRAIN, |queue| queue.busy > 0 || !queue.todo.is_empty());
+        let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        queue.todo.clear();
+        let busy = queue.busy;
+        drop(queue);
+        if busy == 0 {
+            // They are about to end; the image is unlocked when they have.
+            for thread in self.threads.drain(..) {
+                let _ = thread.join();
             }
-        }
-    }
-}
-
-fn execute(image: &OwnedFd, op: ImageOp) -> i32 {
-    let fd = image.as_raw_fd();
-    let place = |offset: u64| i64::try_from(offset).unwrap_or(i64::MAX);
-    let count = |vectors: Vectors| i32::try_from(vectors.count).unwrap_or(0);
-    loop {
-        // SAFETY: whoever ordered the operation keeps the vectors and their memory in place until it is reported.
-        let result = unsafe {
-            match op {
-                ImageOp::Read { offset, into } => {
-                    libc::preadv2(fd, into.first, count(into), place(offset), 0)
-                }
-                ImageOp::Write { offset, from, durable } => {
-                    let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                    libc::pwritev2(fd, from.first, count(from), place(offset), flags)
-                }
-                ImageOp::Sync => libc::fdatasync(fd) as isize,
-                ImageOp::Punch { offset, length } => {
-                    libc::fallocate(fd, super::PUNCH, place(offset), place(length)) as isize
-                }
-                ImageOp::Zero { offset, length } => {
-                    libc::fallocate(fd, super::ZERO, place(offset), place(length)) as isize
-                }
-            }
-        };
-        match Errno::result(result) {
-            Ok(done) => return i32::try_from(done).unwrap_or(i32::MAX),
-            Err(Errno::EINTR) => {}
-            Err(error) => return (error as i32).saturating_neg(),
+        } else {
+            tracing::error!(
+                operations = busy,
+                "An image does not finish: its buffers stay allocated, and it stays locked"
+            );
         }
     }
 }

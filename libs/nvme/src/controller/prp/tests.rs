@@ -85,7 +85,7 @@ proptest! {
         prp2 in prop_oneof![
             4 => (0_u64..512).prop_map(|entry| 0x1000 + entry * 8),
             1 => Just(0x1ff8_u64),
-            1 => (0_u64..0x3000),
+            1 => 0_u64..0x3000,
             1 => Just(0x90_0000_u64),
         ],
         // Entries that break the alignment, or follow the one before.

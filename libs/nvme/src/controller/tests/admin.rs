@@ -1,8 +1,12 @@
 //! Admin commands.
 
 use super::machine::*;
-use crate::controller::Options;
-use crate::spec::{AdminOpcode, Cns, IdentifyController, IdentifyNamespace, Status};
+use crate::Iova;
+use crate::controller::{Host, Options};
+use crate::spec::{
+    AdminOpcode, AsyncEvent, Cns, ErrorLogEntry, FeatureId, FirmwareSlotLog, IdentifyController,
+    IdentifyNamespace, LogPageId, NvmOpcode, SmartLog, Status, SubmissionEntry,
+};
 
 fn ready() -> Machine {
     let disks = vec![RamDisk::new(1024, 9, Pace::AtOnce), RamDisk::new(512, 12, Pace::AtOnce)];
@@ -26,7 +30,363 @@ fn identify_tells_of_the_controller_and_its_namespaces() {
         assert_eq!(namespace.lba_format().data_shift(), shift);
     }
     for nsid in [0, 3, u32::MAX] {
-        let result = machine.admin(AdminOpcode::IDENTIFY, nsid, Cns::NAMESPACE.0.into(), 0);
-        assert_eq!(result, Err(Status::INVALID_NAMESPACE));
+        for cns in [Cns::NAMESPACE, Cns::NAMESPACE_ID_DESCRIPTORS] {
+            let result = machine.admin(AdminOpcode::IDENTIFY, nsid, cns.0.into(), 0);
+            assert_eq!(result, Err(Status::INVALID_NAMESPACE));
+        }
     }
+}
+
+#[test]
+fn identify_lists_namespaces_and_their_identifiers() {
+    let mut machine = ready();
+    for (above, expected) in [(0, [1, 2, 0]), (1, [2, 0, 0]), (2, [0, 0, 0])] {
+        machine.admin(AdminOpcode::IDENTIFY, above, Cns::ACTIVE_NAMESPACES.0.into(), 0).unwrap();
+        assert_eq!(machine.data::<[u32; 1024]>()[..3], expected);
+    }
+    let result = machine.admin(AdminOpcode::IDENTIFY, 0xffff_fffe, Cns::ACTIVE_NAMESPACES.0.into(), 0);
+    assert_eq!(result, Err(Status::INVALID_NAMESPACE));
+
+    let mut uuids = Vec::new();
+    for nsid in [1, 2, 1] {
+        machine.admin(AdminOpcode::IDENTIFY, nsid, Cns::NAMESPACE_ID_DESCRIPTORS.0.into(), 0).unwrap();
+        let data: [u8; 4096] = machine.data();
+        assert_eq!(data[..4], [3, 16, 0, 0]);
+        assert_eq!((data[4 + 6] >> 4, data[4 + 8] >> 6), (8, 0b10), "version and variant of RFC 9562");
+        assert_eq!(data[20..24], [0; 4]);
+        uuids.push(data[4..20].to_vec());
+    }
+    assert_ne!(uuids[0], uuids[1]);
+    assert_eq!(uuids[0], uuids[2]);
+}
+
+#[test]
+fn identify_of_the_command_set_knows_the_nvm_set_only() {
+    let mut machine = ready();
+    machine.host.slice(Iova(DATA_AT), 4096).unwrap().fill(0xee);
+    machine.admin(AdminOpcode::IDENTIFY, 0, Cns::COMMAND_SET_CONTROLLER.0.into(), 0).unwrap();
+    assert_eq!(machine.data::<[u8; 4096]>(), [0; 4096]);
+    let zoned = machine.admin(AdminOpcode::IDENTIFY, 0, Cns::COMMAND_SET_CONTROLLER.0.into(), 2 << 24);
+    assert_eq!(zoned, Err(Status::INVALID_FIELD));
+    let unknown = machine.admin(AdminOpcode::IDENTIFY, 0, 0xff, 0);
+    assert_eq!(unknown, Err(Status::INVALID_FIELD));
+}
+
+#[test]
+fn bad_commands_get_the_status_that_the_specification_names() {
+    let mut machine = ready();
+    for opcode in [AdminOpcode(0x80), AdminOpcode(0xc0), AdminOpcode(0x10), AdminOpcode(0x7c), AdminOpcode(3)]
+    {
+        assert_eq!(machine.admin(opcode, 0, 0, 0), Err(Status::INVALID_OPCODE), "{opcode:?}");
+    }
+    for flags in [0x01, 0x02, 0x40, 0x80] {
+        let mut entry = SubmissionEntry { opcode: AdminOpcode::IDENTIFY.0, ..SubmissionEntry::default() };
+        entry.flags = crate::spec::EntryFlags::from_bits(flags);
+        entry.dword10 = u32::from(Cns::CONTROLLER.0).into();
+        assert_eq!(machine.run_admin(entry), Err(Status::INVALID_FIELD));
+    }
+    // Data out of reach, or not aligned.
+    for (prp1, status) in [(1 << 40, Status::DATA_TRANSFER_ERROR), (DATA_AT + 1, Status::INVALID_PRP_OFFSET)]
+    {
+        let entry = SubmissionEntry {
+            opcode: AdminOpcode::IDENTIFY.0,
+            prp1: prp1.into(),
+            dword10: u32::from(Cns::CONTROLLER.0).into(),
+            ..SubmissionEntry::default()
+        };
+        assert_eq!(machine.run_admin(entry), Err(status));
+    }
+}
+
+#[test]
+fn queues_are_created_only_as_the_specification_allows() {
+    let mut machine = ready();
+    let at = QUEUES_AT;
+    for id in [0, 65, 66, 0xffff] {
+        assert_eq!(machine.create_completion(id, 7, at, 1), Err(Status::INVALID_QUEUE_ID));
+    }
+    for size in [0, 1024, 0xffff] {
+        assert_eq!(machine.create_completion(1, size, at, 1), Err(Status::INVALID_QUEUE_SIZE));
+    }
+    assert_eq!(machine.create_completion(1, 7, at, 65 << 16 | 3), Err(Status::INVALID_INTERRUPT_VECTOR));
+    assert_eq!(machine.create_completion(1, 7, at, 2), Err(Status::INVALID_FIELD), "not contiguous");
+    assert_eq!(machine.create_completion(1, 7, at + 8, 1), Err(Status::INVALID_PRP_OFFSET));
+    assert_eq!(machine.create_completion(1, 1023, at, 64 << 16 | 3), Ok(0));
+    assert_eq!(machine.create_completion(1, 7, at, 1), Err(Status::INVALID_QUEUE_ID), "in use");
+
+    for id in [0, 65, 0xffff] {
+        assert_eq!(machine.create_submission(id, 7, at, 1), Err(Status::INVALID_QUEUE_ID));
+    }
+    for size in [0, 1024] {
+        assert_eq!(machine.create_submission(1, size, at, 1), Err(Status::INVALID_QUEUE_SIZE));
+    }
+    assert_eq!(machine.create_submission(1, 7, at, 0), Err(Status::INVALID_QUEUE_ID));
+    for completion in [2, 64, 65, 0xffff] {
+        assert_eq!(machine.create_submission(1, 7, at, completion), Err(Status::INVALID_COMPLETION_QUEUE));
+    }
+    assert_eq!(machine.create_submission(64, 1, at, 1), Ok(0));
+    assert_eq!(machine.create_submission(64, 1, at, 1), Err(Status::INVALID_QUEUE_ID));
+}
+
+#[test]
+fn queues_are_deleted_only_as_the_specification_allows() {
+    let mut machine = ready();
+    machine.create_completion(1, 7, QUEUES_AT, 1).unwrap();
+    machine.create_submission(1, 7, QUEUES_AT + 0x1000, 1).unwrap();
+    machine.create_submission(2, 7, QUEUES_AT + 0x2000, 1).unwrap();
+    for opcode in [AdminOpcode::DELETE_COMPLETION_QUEUE, AdminOpcode::DELETE_SUBMISSION_QUEUE] {
+        for id in [0, 3, 65, 0xffff] {
+            assert_eq!(machine.admin(opcode, 0, id, 0), Err(Status::INVALID_QUEUE_ID));
+        }
+    }
+    let delete = |machine: &mut Machine, opcode, id| machine.admin(opcode, 0, id, 0);
+    let (submission, completion) =
+        (AdminOpcode::DELETE_SUBMISSION_QUEUE, AdminOpcode::DELETE_COMPLETION_QUEUE);
+    assert_eq!(delete(&mut machine, completion, 1), Err(Status::INVALID_QUEUE_DELETION));
+    assert_eq!(delete(&mut machine, submission, 1), Ok(0));
+    assert_eq!(delete(&mut machine, submission, 1), Err(Status::INVALID_QUEUE_ID));
+    assert_eq!(delete(&mut machine, completion, 1), Err(Status::INVALID_QUEUE_DELETION));
+    assert_eq!(delete(&mut machine, submission, 2), Ok(0));
+    assert_eq!(delete(&mut machine, completion, 1), Ok(0));
+    // The admin queue lives (SPDK#2172), and identifiers can be used again.
+    machine.create_completion(1, 7, QUEUES_AT, 1).unwrap();
+}
+
+#[test]
+fn a_deleted_queue_completes_what_was_taken_and_drops_the_rest() {
+    let disk = RamDisk::new(1024, 9, Pace::Later(0));
+    let (mut machine, mut pairs) = Machine::enabled(Options::default(), vec![disk], 1, 64);
+    let mut pair = pairs.remove(0);
+    for command in 0..40 {
+        let mut entry = transfer(NvmOpcode::READ, 0, 1, BUFFER_AT, 0);
+        entry.command_id = command.into();
+        machine.push(&mut pair, &entry);
+    }
+    machine.poll();
+    let taken = machine.controller.in_flight();
+    assert!(taken > 0 && taken < 40, "{taken}");
+    let mut delete = SubmissionEntry { opcode: 0, dword10: 1.into(), ..SubmissionEntry::default() };
+    delete.command_id = 0x77.into();
+    let mut admin = std::mem::replace(&mut machine.admin, Pair::new(0, 0, 2));
+    machine.push(&mut admin, &delete);
+    for _ in 0..10 {
+        machine.poll();
+    }
+    assert_eq!(machine.pop(&mut admin), None, "commands are still at the disk");
+    machine.controller.disks.namespaces[0].disk.pace = Pace::Later(7);
+    machine.settle();
+    for _ in 0..taken {
+        assert_eq!(result(&machine.pop(&mut pair).unwrap()), Ok(0));
+    }
+    assert_eq!(machine.pop(&mut pair), None);
+    let completion = machine.pop(&mut admin).unwrap();
+    assert_eq!((completion.command_id.get(), result(&completion)), (0x77, Ok(0)));
+}
+
+#[test]
+fn features_have_a_current_a_default_and_a_saved_value() {
+    let mut machine = ready();
+    let get = |machine: &mut Machine, feature: FeatureId, select: u32, which| {
+        machine.admin(AdminOpcode::GET_FEATURES, 0, select << 8 | u32::from(feature.0), which)
+    };
+    let set = |machine: &mut Machine, feature: FeatureId, value| {
+        machine.admin(AdminOpcode::SET_FEATURES, 0, feature.0.into(), value)
+    };
+    for (feature, default, new) in [
+        (FeatureId::ARBITRATION, 7, 0x0102_0303),
+        (FeatureId::POWER_MANAGEMENT, 0, 0x20),
+        (FeatureId::TEMPERATURE_THRESHOLD, 343, 350),
+        (FeatureId::ERROR_RECOVERY, 0, 100),
+        (FeatureId::VOLATILE_WRITE_CACHE, 1, 0),
+        (FeatureId::INTERRUPT_COALESCING, 0, 0x0102),
+        (FeatureId::INTERRUPT_VECTOR_CONFIGURATION, 0, 1 << 16),
+        (FeatureId::WRITE_ATOMICITY, 0, 1),
+        (FeatureId::ASYNC_EVENT_CONFIGURATION, 0, 0x1f),
+    ] {
+        assert_eq!(get(&mut machine, feature, 0, 0), Ok(default), "{feature:?}");
+        assert_eq!(set(&mut machine, feature, new), Ok(0), "{feature:?}");
+        assert_eq!(get(&mut machine, feature, 0, 0), Ok(new), "{feature:?}");
+        for select in [1, 2] {
+            assert_eq!(get(&mut machine, feature, select, 0), Ok(default), "{feature:?}");
+        }
+        assert_eq!(get(&mut machine, feature, 3, 0), Ok(0b100), "{feature:?}");
+        assert_eq!(get(&mut machine, feature, 4, 0), Err(Status::INVALID_FIELD));
+        let save = machine.admin(AdminOpcode::SET_FEATURES, 0, 1 << 31 | u32::from(feature.0), new);
+        assert_eq!(save, Err(Status::FEATURE_NOT_SAVEABLE));
+        let namespace = machine.admin(AdminOpcode::SET_FEATURES, 1, feature.0.into(), new);
+        assert_eq!(namespace, Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC));
+    }
+    assert_eq!(set(&mut machine, FeatureId::POWER_MANAGEMENT, 1), Err(Status::INVALID_FIELD));
+    assert_eq!(set(&mut machine, FeatureId::INTERRUPT_VECTOR_CONFIGURATION, 65), Err(Status::INVALID_FIELD));
+    assert_eq!(
+        get(&mut machine, FeatureId::INTERRUPT_VECTOR_CONFIGURATION, 0, 65),
+        Err(Status::INVALID_FIELD)
+    );
+    assert_eq!(get(&mut machine, FeatureId(0xff), 0, 0), Err(Status::INVALID_FIELD));
+    assert_eq!(set(&mut machine, FeatureId(0xff), 0), Err(Status::INVALID_FIELD));
+
+    // A reset brings the defaults back.
+    machine.controller.reset(&mut machine.host);
+    machine.settle();
+    machine.enable();
+    assert_eq!(get(&mut machine, FeatureId::VOLATILE_WRITE_CACHE, 0, 0), Ok(1));
+}
+
+#[test]
+fn the_number_of_queues_is_asked_before_queues_are_made() {
+    let mut machine = ready();
+    let feature = FeatureId::NUMBER_OF_QUEUES.0.into();
+    assert_eq!(machine.admin(AdminOpcode::SET_FEATURES, 0, feature, 0x0007_0007), Ok(0x003f_003f));
+    for wrong in [0xffff, 0xffff_0000, 0xffff_ffff] {
+        assert_eq!(machine.admin(AdminOpcode::SET_FEATURES, 0, feature, wrong), Err(Status::INVALID_FIELD));
+    }
+    machine.create_completion(1, 7, QUEUES_AT, 1).unwrap();
+    let late = machine.admin(AdminOpcode::SET_FEATURES, 0, feature, 0x0007_0007);
+    assert_eq!(late, Err(Status::COMMAND_SEQUENCE_ERROR));
+    assert_eq!(machine.admin(AdminOpcode::GET_FEATURES, 0, feature, 0), Ok(0x003f_003f));
+}
+
+#[test]
+fn the_timestamp_goes_on_from_what_the_host_set() {
+    let mut machine = ready();
+    let feature = FeatureId::TIMESTAMP.0.into();
+    machine.host.write(Iova(DATA_AT), &1_700_000_000_000_u64.to_le_bytes()).unwrap();
+    machine.admin(AdminOpcode::SET_FEATURES, 0, feature, 0).unwrap();
+    machine.admin(AdminOpcode::GET_FEATURES, 0, feature, 0).unwrap();
+    let value: u64 = machine.data();
+    assert!((1_700_000_000_000..1_700_000_100_000).contains(&(value & 0xffff_ffff_ffff)));
+    assert_eq!(value >> 49, 1, "set by the host");
+}
+
+fn log(machine: &mut Machine, page: LogPageId, offset: u32, bytes: u32, retain: bool) -> Result<u32, Status> {
+    let mut entry = SubmissionEntry {
+        opcode: AdminOpcode::GET_LOG_PAGE.0,
+        prp1: DATA_AT.into(),
+        prp2: (DATA_AT + 0x1000).into(),
+        dword10: ((bytes / 4 - 1) << 16 | u32::from(retain) << 15 | u32::from(page.0)).into(),
+        ..SubmissionEntry::default()
+    };
+    entry.dword12 = offset.into();
+    machine.run_admin(entry)
+}
+
+#[test]
+fn log_pages_have_bounds() {
+    let mut machine = ready();
+    log(&mut machine, LogPageId::SMART, 0, 512, false).unwrap();
+    let smart: SmartLog = machine.data();
+    assert!((300..330).contains(&smart.temperature.get()));
+    assert_eq!(smart.critical_warning.bits(), 0);
+
+    log(&mut machine, LogPageId::FIRMWARE_SLOT, 0, 512, false).unwrap();
+    assert_eq!(machine.data::<FirmwareSlotLog>().active.current(), 1);
+
+    machine.host.slice(Iova(DATA_AT), 4096).unwrap().fill(0xee);
+    log(&mut machine, LogPageId::SMART, 508, 16, false).unwrap();
+    assert_eq!(machine.data::<[u8; 20]>()[16..], [0xee; 4], "no more than was asked for");
+    assert_eq!(log(&mut machine, LogPageId::SMART, 512, 4, false), Ok(0));
+    assert_eq!(log(&mut machine, LogPageId::SMART, 516, 4, false), Err(Status::INVALID_FIELD));
+    assert_eq!(log(&mut machine, LogPageId::SMART, 2, 4, false), Err(Status::INVALID_FIELD));
+    assert_eq!(log(&mut machine, LogPageId(0x7f), 0, 4, false), Err(Status::INVALID_LOG_PAGE));
+    // More than MDTS: 32 bits of dwords.
+    let entry = SubmissionEntry {
+        opcode: AdminOpcode::GET_LOG_PAGE.0,
+        dword10: (0xffff_0000 | u32::from(LogPageId::SMART.0)).into(),
+        dword11: 0xffff.into(),
+        ..SubmissionEntry::default()
+    };
+    assert_eq!(machine.run_admin(entry), Err(Status::INVALID_FIELD));
+}
+
+#[test]
+fn failures_stand_in_the_error_log_the_newest_first() {
+    let mut machine = ready();
+    for round in 0..70_u32 {
+        let opcode = if round % 2 == 0 { 0x80 } else { 0x81 };
+        machine.admin(AdminOpcode(opcode), round, 0, 0).unwrap_err();
+    }
+    log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 4096, false).unwrap();
+    let entries: [ErrorLogEntry; 64] = machine.data();
+    for (entry, round) in entries.iter().zip((0..70_u32).rev()) {
+        assert_eq!(entry.error_count.get(), u64::from(round) + 1);
+        assert_eq!(entry.nsid.get(), round);
+        assert_eq!(entry.status.status(), Status::INVALID_OPCODE);
+        assert!(entry.status.do_not_retry());
+    }
+    log(&mut machine, LogPageId::SMART, 0, 512, false).unwrap();
+    assert_eq!(machine.data::<SmartLog>().error_log_entries.get(), 70);
+}
+
+/// Sends an Asynchronous Event Request and gives its identifier.
+fn request_event(machine: &mut Machine) -> u16 {
+    let command = machine.command_id();
+    let opcode = AdminOpcode::ASYNC_EVENT_REQUEST.0;
+    let entry = SubmissionEntry { opcode, command_id: command.into(), ..SubmissionEntry::default() };
+    let mut admin = std::mem::replace(&mut machine.admin, Pair::new(0, 0, 2));
+    machine.push(&mut admin, &entry);
+    machine.admin = admin;
+    machine.settle();
+    command
+}
+
+fn next_admin(machine: &mut Machine) -> Option<(u16, Result<u32, Status>)> {
+    machine.settle();
+    for _ in 0..200 {
+        machine.poll();
+    }
+    let mut admin = std::mem::replace(&mut machine.admin, Pair::new(0, 0, 2));
+    let completion = machine.pop(&mut admin);
+    machine.admin = admin;
+    completion.map(|completion| (completion.command_id.get(), result(&completion)))
+}
+
+#[test]
+fn event_requests_park_until_something_happens() {
+    let mut machine = ready();
+    let parked: Vec<u16> = (0..4).map(|_| request_event(&mut machine)).collect();
+    assert_eq!(next_admin(&mut machine), None);
+    let surplus = request_event(&mut machine);
+    assert_eq!(next_admin(&mut machine), Some((surplus, Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED))));
+
+    // A doorbell of no queue, then a value that the admin queue cannot have.
+    machine.host.doorbells[2 * 9] = 3;
+    let (command, event) = next_admin(&mut machine).unwrap();
+    let event = AsyncEvent::from_bits(event.unwrap());
+    assert_eq!((command, event.information(), event.log_page()), (parked[0], 0, 1));
+    machine.host.doorbells[1] = 77;
+    assert_eq!(next_admin(&mut machine), None, "errors are silent until their log page is read");
+    machine.admin.head = machine.admin.head.wrapping_add(0);
+    log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 64, true).unwrap();
+    assert_eq!(next_admin(&mut machine), None, "and read without RAE");
+    log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 64, false).unwrap();
+    let (command, event) = next_admin(&mut machine).unwrap();
+    assert_eq!((command, AsyncEvent::from_bits(event.unwrap()).information()), (parked[1], 1));
+
+    // A parked request can be aborted, anything else cannot.
+    let abort = |machine: &mut Machine, command: u16| {
+        machine.run_admin(SubmissionEntry {
+            opcode: AdminOpcode::ABORT.0,
+            dword10: (u32::from(command) << 16).into(),
+            ..SubmissionEntry::default()
+        })
+    };
+    assert_eq!(abort(&mut machine, 0x7777), Ok(1));
+    assert_eq!(abort(&mut machine, parked[3]), Ok(0));
+    assert_eq!(next_admin(&mut machine), Some((parked[3], Err(Status::ABORT_REQUESTED))));
+}
+
+#[test]
+fn a_temperature_threshold_below_the_temperature_is_an_event() {
+    let mut machine = ready();
+    let parked = request_event(&mut machine);
+    let set = |machine: &mut Machine, feature: FeatureId, value| {
+        machine.admin(AdminOpcode::SET_FEATURES, 0, feature.0.into(), value).unwrap()
+    };
+    set(&mut machine, FeatureId::ASYNC_EVENT_CONFIGURATION, 0b10);
+    set(&mut machine, FeatureId::TEMPERATURE_THRESHOLD, 300);
+    let (command, event) = next_admin(&mut machine).unwrap();
+    let event = AsyncEvent::from_bits(event.unwrap());
+    assert_eq!((command, event.kind_bits(), event.information(), event.log_page()), (parked, 1, 1, 2));
+    log(&mut machine, LogPageId::SMART, 0, 512, false).unwrap();
+    assert!(machine.data::<SmartLog>().critical_warning.temperature());
 }

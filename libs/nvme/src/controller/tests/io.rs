@@ -3,18 +3,25 @@
 use super::machine::*;
 use crate::Iova;
 use crate::controller::{DiskError, Host, Options};
-use crate::spec::{NvmOpcode, Status, SubmissionEntry};
+use crate::spec::{EntryFlags, NvmOpcode, Status, SubmissionEntry};
 
 const BLOCKS: u64 = 1024;
 
-fn ready(pace: Pace) -> (Machine, Pair) {
-    let disk = RamDisk::new(BLOCKS, 9, pace);
+fn with(disk: RamDisk) -> (Machine, Pair) {
     let (machine, mut pairs) = Machine::enabled(Options::default(), vec![disk], 1, 64);
     (machine, pairs.remove(0))
 }
 
+fn ready(pace: Pace) -> (Machine, Pair) {
+    with(RamDisk::new(BLOCKS, 9, pace))
+}
+
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 7 + index / 251) as u8).collect()
+}
+
+fn disk(machine: &mut Machine) -> &mut RamDisk {
+    &mut machine.controller.disks.namespaces[0].disk
 }
 
 #[test]
@@ -36,5 +43,181 @@ fn what_was_written_by_a_prp_list_is_read_back() {
         let counters = machine.controller.counters();
         assert_eq!((counters.reads.get(), counters.bytes_read.get()), (1, 20 * 1024));
         assert_eq!((counters.writes.get(), counters.bytes_written.get()), (1, 20 * 1024));
+        assert!(disk(&mut machine).commits > 0);
+    }
+}
+
+#[test]
+fn ranges_are_checked_to_the_block() {
+    let (mut machine, mut pair) = ready(Pace::AtOnce);
+    for opcode in [NvmOpcode::READ, NvmOpcode::WRITE, NvmOpcode::WRITE_ZEROES] {
+        for (lba, blocks, expected) in [
+            (BLOCKS - 1, 1, Ok(0)),
+            (BLOCKS - 1, 2, Err(Status::LBA_OUT_OF_RANGE)),
+            (BLOCKS, 1, Err(Status::LBA_OUT_OF_RANGE)),
+            (u64::MAX, 1, Err(Status::LBA_OUT_OF_RANGE)),
+            (u64::MAX, 8, Err(Status::LBA_OUT_OF_RANGE)),
+        ] {
+            let entry = transfer(opcode, lba, blocks, BUFFER_AT, 0);
+            assert_eq!(result(&machine.run(&mut pair, entry)), expected, "{opcode:?} {lba} {blocks}");
+        }
+    }
+}
+
+#[test]
+fn nlb_ffff_is_65536_blocks() {
+    let (mut machine, mut pair) = with(RamDisk::new(65536 + 16, 9, Pace::AtOnce));
+    disk(&mut machine).data.fill(0xaa);
+    for opcode in [NvmOpcode::READ, NvmOpcode::WRITE] {
+        let entry = transfer(opcode, 0, 65536, BUFFER_AT, 0);
+        assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::INVALID_FIELD), "over MDTS");
+    }
+    let entry = transfer(NvmOpcode::WRITE_ZEROES, 8, 65536, 0, 0);
+    assert_eq!(result(&machine.run(&mut pair, entry)), Ok(0));
+    let data = &disk(&mut machine).data;
+    assert!(data[8 * 512..(8 + 65536) * 512].iter().all(|byte| *byte == 0));
+    assert!(data[..8 * 512].iter().chain(&data[(8 + 65536) * 512..]).all(|byte| *byte == 0xaa));
+}
+
+#[test]
+fn mdts_is_the_limit() {
+    let (mut machine, mut pair) = with(RamDisk::new(4096, 9, Pace::AtOnce));
+    // 512 KiB: 1024 blocks, by a list of 127 pages.
+    let list: Vec<u8> = (1..=128).flat_map(|page| (BUFFER_AT + page * 0x1000).to_le_bytes()).collect();
+    machine.host.write(Iova(0xa000), &list).unwrap();
+    let entry = transfer(NvmOpcode::READ, 0, 1024, BUFFER_AT, 0xa000);
+    assert_eq!(result(&machine.run(&mut pair, entry)), Ok(0));
+    let entry = transfer(NvmOpcode::READ, 0, 1025, BUFFER_AT, 0xa000);
+    assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::INVALID_FIELD));
+}
+
+#[test]
+fn what_is_not_supported_is_refused() {
+    let (mut machine, mut pair) = ready(Pace::AtOnce);
+    for flags in [0x01, 0x02, 0x40, 0x80] {
+        let flags = EntryFlags::from_bits(flags);
+        let entry = SubmissionEntry { flags, ..transfer(NvmOpcode::READ, 0, 1, BUFFER_AT, 0) };
+        assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::INVALID_FIELD));
+    }
+    for nsid in [0, 2, 0xffff_fffe, 0xffff_ffff] {
+        let entry = SubmissionEntry { nsid: nsid.into(), ..transfer(NvmOpcode::READ, 0, 1, BUFFER_AT, 0) };
+        assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::INVALID_NAMESPACE));
+    }
+    for opcode in [NvmOpcode::COMPARE, NvmOpcode(0x80), NvmOpcode(0x7f)] {
+        for nsid in [1, 9] {
+            let entry = SubmissionEntry { nsid: nsid.into(), ..transfer(opcode, 0, 1, BUFFER_AT, 0) };
+            assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::INVALID_OPCODE));
+        }
+    }
+    assert_eq!(machine.controller.in_flight(), 0);
+}
+
+#[test]
+fn a_read_only_namespace_is_read_and_flushed_only() {
+    let mut disk = RamDisk::new(BLOCKS, 9, Pace::AtOnce);
+    disk.geometry.read_only = true;
+    let (mut machine, mut pair) = with(disk);
+    let mut deallocate = transfer(NvmOpcode::DATASET_MANAGEMENT, 0, 1, BUFFER_AT, 0);
+    deallocate.dword11 = 4.into();
+    for entry in [
+        transfer(NvmOpcode::WRITE, 0, 1, BUFFER_AT, 0),
+        transfer(NvmOpcode::WRITE_ZEROES, 0, 1, 0, 0),
+        deallocate,
+    ] {
+        assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::WRITE_PROTECTED));
+    }
+    for opcode in [NvmOpcode::READ, NvmOpcode::FLUSH] {
+        assert_eq!(result(&machine.run(&mut pair, transfer(opcode, 0, 1, BUFFER_AT, 0))), Ok(0));
+    }
+}
+
+#[test]
+fn the_disks_errors_have_a_status_each() {
+    for pace in [Pace::AtOnce, Pace::Later(1)] {
+        let (mut machine, mut pair) = ready(pace);
+        for (error, status) in [
+            (DiskError::DataTransfer, Status::DATA_TRANSFER_ERROR),
+            (DiskError::Read, Status::UNRECOVERED_READ_ERROR),
+            (DiskError::Write, Status::WRITE_FAULT),
+            (DiskError::Capacity, Status::CAPACITY_EXCEEDED),
+            (DiskError::Internal, Status::INTERNAL_ERROR),
+        ] {
+            disk(&mut machine).fail = Some(error);
+            let completion = machine.run(&mut pair, transfer(NvmOpcode::READ, 0, 1, BUFFER_AT, 0));
+            assert_eq!(result(&completion), Err(status));
+            assert!(!completion.status.do_not_retry());
+        }
+    }
+}
+
+#[test]
+fn dataset_management_deallocates_all_its_ranges_or_none() {
+    let (mut machine, mut pair) = ready(Pace::AtOnce);
+    let ranges = |machine: &mut Machine, ranges: &[(u64, u32)]| {
+        let bytes: Vec<u8> = ranges
+            .iter()
+            .flat_map(|(start, blocks)| {
+                [[0; 4], blocks.to_le_bytes()].concat().into_iter().chain(start.to_le_bytes())
+            })
+            .collect();
+        machine.host.write(Iova(BUFFER_AT + 0x800), &bytes).unwrap();
+        let mut entry = transfer(NvmOpcode::DATASET_MANAGEMENT, 0, 1, BUFFER_AT + 0x800, BUFFER_AT + 0x1000);
+        entry.dword10 = (ranges.len() as u32 - 1).into();
+        entry.dword11 = 4.into();
+        entry
+    };
+    disk(&mut machine).data.fill(0xaa);
+    // 256 ranges cross a page.
+    let many: Vec<(u64, u32)> = (0..256).map(|index| (index * 4, 2)).collect();
+    let entry = ranges(&mut machine, &many);
+    assert_eq!(result(&machine.run(&mut pair, entry)), Ok(0));
+    let zeroed = |block: u64| block % 4 < 2;
+    for (block, bytes) in (0..).zip(disk(&mut machine).data.chunks(512)) {
+        assert!(bytes.iter().all(|byte| *byte == if zeroed(block) { 0 } else { 0xaa }), "{block}");
+    }
+
+    disk(&mut machine).data.fill(0xaa);
+    for wrong in [(BLOCKS, 1), (u64::MAX, u32::MAX), (BLOCKS - 1, 2)] {
+        let entry = ranges(&mut machine, &[(0, 1), wrong]);
+        assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::LBA_OUT_OF_RANGE));
+    }
+    let empty = ranges(&mut machine, &[(BLOCKS, 0)]);
+    assert_eq!(result(&machine.run(&mut pair, empty)), Ok(0));
+    // Hints alone change nothing.
+    let mut hint = ranges(&mut machine, &[(0, 1)]);
+    hint.dword11 = 3.into();
+    assert_eq!(result(&machine.run(&mut pair, hint)), Ok(0));
+    assert!(disk(&mut machine).data.iter().all(|byte| *byte == 0xaa));
+    assert_eq!(machine.controller.counters().dataset_management.get(), 3);
+}
+
+#[test]
+fn flush_of_all_namespaces_waits_for_all_disks() {
+    let disks = vec![
+        RamDisk::new(16, 9, Pace::Later(1)),
+        RamDisk::new(16, 12, Pace::AtOnce),
+        RamDisk::new(16, 9, Pace::Later(1)),
+    ];
+    let (mut machine, mut pairs) = Machine::enabled(Options::default(), disks, 1, 8);
+    for namespace in &mut machine.controller.disks.namespaces {
+        namespace.disk.data.fill(0xaa);
+    }
+    let mut flush = SubmissionEntry { opcode: NvmOpcode::FLUSH.0, ..SubmissionEntry::default() };
+    flush.nsid = u32::MAX.into();
+    assert_eq!(result(&machine.run(&mut pairs[0], flush)), Ok(0));
+    for namespace in &machine.controller.disks.namespaces {
+        assert!(namespace.disk.durable.iter().all(|byte| *byte == 0xaa));
+    }
+    machine.controller.disks.namespaces[2].disk.fail = Some(DiskError::Write);
+    assert_eq!(result(&machine.run(&mut pairs[0], flush)), Err(Status::WRITE_FAULT));
+    assert_eq!(machine.controller.in_flight(), 0);
+}
+
+#[test]
+fn the_queues_own_memory_and_data_out_of_reach_are_errors_and_no_panic() {
+    let (mut machine, mut pair) = ready(Pace::AtOnce);
+    for prp1 in [1 << 40, u64::MAX - 3, 0x40_0000] {
+        let entry = transfer(NvmOpcode::READ, 0, 8, prp1, 0x1000);
+        assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::DATA_TRANSFER_ERROR));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::Iova;
 use crate::controller::{
     Controller, Disk, DiskError, DmaError, Effect, Geometry, Host, Operation, Options, Registers, Segment,
     Submission, Tag,
@@ -13,7 +14,6 @@ use crate::spec::{
     AdminOpcode, CompletionEntry, Configuration, ControllerStatus, NvmOpcode, Register, Status,
     SubmissionEntry,
 };
-use crate::{Iova, QueueId};
 
 /// Memory from address 0, doorbells, and what the controller raised.
 pub(crate) struct Memory {
@@ -188,8 +188,9 @@ impl RamDisk {
         Ok(())
     }
 
-    /// The power fails: what was not synced is gone.
+    /// The power fails: what was not synced is gone, and so is what was under way.
     pub(crate) fn cut_power(&mut self) {
+        self.waiting.clear();
         self.data.copy_from_slice(&self.durable);
     }
 }
@@ -464,9 +465,4 @@ pub(crate) fn transfer(opcode: NvmOpcode, lba: u64, blocks: u32, prp1: u64, prp2
     };
     entry.set_starting_lba(lba);
     entry
-}
-
-/// What a queue identifier is called in the crate.
-pub(crate) const fn queue(id: u16) -> QueueId {
-    QueueId(id)
 }

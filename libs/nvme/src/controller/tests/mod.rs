@@ -1,5 +1,8 @@
 //! The controller against a host and disks in memory.
 
 mod admin;
+mod interrupts;
 mod io;
+mod lifecycle;
 pub(crate) mod machine;
+mod power;

@@ -1,0 +1,250 @@
+//! Enable, reset, shutdown.
+
+use proptest::prelude::*;
+
+use super::machine::*;
+use crate::controller::{Effect, Options};
+use crate::spec::{
+    Configuration, ControllerStatus, NvmOpcode, Register, ShutdownNotification, ShutdownStatus,
+    SubmissionEntry,
+};
+
+fn ready(pace: Pace) -> (Machine, Pair) {
+    let disk = RamDisk::new(1024, 9, pace);
+    let (machine, mut pairs) = Machine::enabled(Options::default(), vec![disk], 1, 16);
+    (machine, pairs.remove(0))
+}
+
+fn disk(machine: &mut Machine) -> &mut RamDisk {
+    &mut machine.controller.disks.namespaces[0].disk
+}
+
+fn write(machine: &mut Machine, pair: &mut Pair) {
+    machine.push(pair, &transfer(NvmOpcode::WRITE, 0, 1, BUFFER_AT, 0));
+    machine.poll();
+}
+
+#[test]
+fn what_the_controller_cannot_do_is_a_fatal_status_that_a_reset_ends() {
+    for wrong in [
+        Machine::configuration().with_page(1),
+        Machine::configuration().with_command_set(7),
+        Machine::configuration().with_arbitration(1),
+    ] {
+        let mut machine = Machine::new(Options::default(), vec![]);
+        let _ = machine.write32(Register::AQA, 31 << 16 | 31);
+        let _ = machine.write32(Register::CC, wrong.with_enable(true).bits());
+        machine.poll();
+        assert_eq!(machine.status(), ControllerStatus::default().with_fatal(true));
+        let _ = machine.write32(Register::CC, 0);
+        machine.poll();
+        assert_eq!(machine.status(), ControllerStatus::default());
+        machine.enable();
+    }
+    // Admin queues of one entry.
+    let mut machine = Machine::new(Options::default(), vec![]);
+    let _ = machine.write32(Register::CC, 1);
+    machine.poll();
+    assert!(machine.status().fatal());
+}
+
+#[test]
+fn ready_falls_only_when_the_last_disk_operation_has_ended() {
+    let (mut machine, mut pair) = ready(Pace::Later(0));
+    write(&mut machine, &mut pair);
+    assert_eq!(machine.controller.in_flight(), 1);
+    let before = machine.host.bytes.clone();
+    machine.host.interrupts.clear();
+    let _ = machine.write32(Register::CC, Machine::configuration().bits());
+    for _ in 0..10 {
+        machine.poll();
+        assert!(machine.status().ready(), "the disk still reads the host's memory");
+        assert!(!machine.controller.is_quiet());
+    }
+    disk(&mut machine).pace = Pace::Later(1);
+    machine.settle();
+    assert_eq!(machine.status(), ControllerStatus::default());
+    assert!(machine.controller.is_quiet());
+    assert_eq!(machine.host.bytes, before, "nothing is posted after the reset");
+    assert_eq!(machine.host.interrupts, []);
+    machine.enable();
+    assert_eq!(machine.controller.counters().resets.get(), 1);
+}
+
+#[test]
+fn a_quick_disable_and_enable_is_a_reset() {
+    let (mut machine, mut pair) = ready(Pace::Later(0));
+    write(&mut machine, &mut pair);
+    let enabled = Machine::configuration().with_enable(true).bits();
+    let _ = machine.write32(Register::CC, 0);
+    let _ = machine.write32(Register::CC, enabled);
+    assert!(!machine.status().ready());
+    machine.poll();
+    assert!(!machine.status().ready(), "not before the old life has ended");
+    disk(&mut machine).pace = Pace::Later(1);
+    machine.settle();
+    assert!(machine.status().ready());
+    assert_eq!(machine.host.doorbells, vec![0; machine.host.doorbells.len()]);
+    // The new life's admin queue works from its beginning.
+    machine.admin = Pair::new(0, ADMIN_AT, 32);
+    let end = machine.admin.completion as usize + 32 * 16;
+    machine.host.bytes[ADMIN_AT as usize..end].fill(0);
+    machine.create_completion(1, 15, QUEUES_AT, 1).unwrap();
+}
+
+#[test]
+fn a_reset_from_outside_converges_from_every_state() {
+    for state in 0..6 {
+        let (mut machine, mut pair) = ready(Pace::Later(0));
+        let shutdown = Machine::configuration().with_enable(true).with_shutdown(ShutdownNotification::NORMAL);
+        match state {
+            0 => {}
+            1 => write(&mut machine, &mut pair),
+            2 => {
+                write(&mut machine, &mut pair);
+                let _ = machine.write32(Register::CC, shutdown.bits());
+            }
+            3 => {
+                let _ = machine.write32(Register::CC, shutdown.bits());
+            }
+            4 => {
+                write(&mut machine, &mut pair);
+                let _ = machine.write32(Register::CC, 0);
+            }
+            _ => {
+                // The admin queue is out of reach.
+                let _ = machine.write32(Register::CC, 0);
+                machine.settle();
+                let _ = machine.registers.write(Register::ASQ.0.into(), &(1_u64 << 40).to_le_bytes());
+                let _ = machine.write32(Register::CC, Machine::configuration().with_enable(true).bits());
+                machine.poll();
+                machine.host.doorbells[0] = 1;
+                machine.poll();
+                assert_eq!(machine.status(), ControllerStatus::default().with_ready(true).with_fatal(true));
+            }
+        }
+        machine.poll();
+        assert_eq!(machine.registers.reset(), Effect::Wake);
+        machine.poll();
+        disk(&mut machine).pace = Pace::Later(1);
+        machine.settle();
+        assert!(machine.controller.is_quiet(), "state {state}");
+        assert_eq!(machine.status(), ControllerStatus::default());
+        machine.enable();
+    }
+}
+
+#[test]
+fn shutdown_ends_what_was_begun_and_flushes() {
+    for notification in [ShutdownNotification::NORMAL, ShutdownNotification::ABRUPT] {
+        let (mut machine, mut pair) = ready(Pace::Later(0));
+        machine.host.bytes[BUFFER_AT as usize..][..512].fill(0xaa);
+        write(&mut machine, &mut pair);
+        let configuration = Machine::configuration().with_enable(true).with_shutdown(notification);
+        let _ = machine.write32(Register::CC, configuration.bits());
+        machine.poll();
+        assert_eq!(machine.status().shutdown(), ShutdownStatus::OCCURRING);
+        disk(&mut machine).pace = Pace::Later(1);
+        machine.settle();
+        assert_eq!(machine.status().shutdown(), ShutdownStatus::COMPLETE);
+        assert!(machine.pop(&mut pair).is_some());
+        assert_eq!(disk(&mut machine).durable[..512], [0xaa; 512]);
+        // No command is taken any more, until a reset.
+        machine.push(&mut pair, &SubmissionEntry::default());
+        machine.settle();
+        assert!(machine.pop(&mut pair).is_none());
+        let _ = machine.write32(Register::CC, Configuration::default().bits());
+        machine.settle();
+        assert_eq!(machine.status(), ControllerStatus::default());
+        machine.enable();
+    }
+}
+
+#[test]
+fn a_disabled_controller_can_be_shut_down_and_enabled_again() {
+    let mut machine = Machine::new(Options::default(), vec![RamDisk::new(8, 9, Pace::Later(1))]);
+    let off = Machine::configuration().with_shutdown(ShutdownNotification::NORMAL);
+    let _ = machine.write32(Register::CC, off.bits());
+    machine.settle();
+    assert_eq!(machine.status(), ControllerStatus::default().with_shutdown(ShutdownStatus::COMPLETE));
+    machine.enable();
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, Vec<u8>),
+    Configure(Configuration),
+    Reset,
+    Poll,
+    Reap,
+    Ring(usize, u32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let configuration = (any::<bool>(), 0_u8..4, prop_oneof![9 => Just(0_u8), 1 => 1_u8..8]).prop_map(
+        |(enable, shutdown, page)| {
+            Machine::configuration().with_enable(enable).with_shutdown_bits(shutdown & 1).with_page(page)
+        },
+    );
+    prop_oneof![
+        2 => (0_u64..0x40, prop::collection::vec(any::<u8>(), 1..9)).prop_map(|(at, bytes)| Step::Write(at, bytes)),
+        4 => configuration.prop_map(Step::Configure),
+        1 => Just(Step::Reset),
+        6 => Just(Step::Poll),
+        2 => Just(Step::Reap),
+        2 => (0_usize..6, 0_u32..40).prop_map(|(index, value)| Step::Ring(index, value)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever is written: CSTS is a legal state, and a reset leads back to a controller that works.
+    #[test]
+    fn every_sequence_stays_legal_and_can_be_reset(steps in prop::collection::vec(step(), 0..60)) {
+        let (mut machine, mut pair) = ready(Pace::Later(0));
+        write(&mut machine, &mut pair);
+        for step in steps {
+            match step {
+                Step::Write(at, bytes) => {
+                    let _ = machine.registers.write(at, &bytes);
+                }
+                Step::Configure(configuration) => {
+                    let _ = machine.write32(Register::AQA, 31 << 16 | 31);
+                    let _ = machine.registers.write(Register::ASQ.0.into(), &ADMIN_AT.to_le_bytes());
+                    let _ = machine.registers.write(Register::ACQ.0.into(), &0x2000_u64.to_le_bytes());
+                    let _ = machine.write32(Register::CC, configuration.bits());
+                }
+                Step::Reset => machine.controller.reset(&mut machine.host),
+                Step::Poll => {
+                    let before = machine.read32(Register::CC);
+                    machine.poll();
+                    let enabled = Configuration::from_bits(before).enable();
+                    let status = machine.status();
+                    // Enabled: ready or failed, unless a disk still works for the life before.
+                    let works = machine.controller.in_flight() != 0;
+                    let shut_down = status.shutdown() != ShutdownStatus::NONE;
+                    prop_assert!(!enabled || status.ready() || status.fatal() || works || shut_down);
+                    prop_assert!(enabled || !status.ready() || works);
+                    prop_assert!(enabled || !status.fatal() || works);
+                }
+                Step::Reap => {
+                    disk(&mut machine).pace = Pace::Later(1);
+                    machine.poll();
+                    disk(&mut machine).pace = Pace::Later(0);
+                }
+                Step::Ring(index, value) => machine.host.doorbells[index] = value,
+            }
+            let status = machine.status();
+            prop_assert_eq!(status.bits() & !0b1111, 0);
+            prop_assert_ne!(status.shutdown(), ShutdownStatus(3));
+            machine.host.bytes[ADMIN_AT as usize..0x3000].fill(0);
+        }
+        disk(&mut machine).pace = Pace::Later(4);
+        machine.controller.reset(&mut machine.host);
+        machine.settle();
+        prop_assert!(machine.controller.is_quiet());
+        machine.enable();
+        machine.create_completion(1, 15, QUEUES_AT, 1).unwrap();
+    }
+}
