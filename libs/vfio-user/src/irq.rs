@@ -4,11 +4,13 @@
 //! to an eventfd: a client that fills one up and makes it block stops nobody else, and [`Interrupts::close`]
 //! lets the blocked writer go.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+#![expect(unsafe_code, reason = "preadv2, which nix does not have")]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::libc;
 use nix::sys::stat::{SFlag, fstat};
 
 use crate::wire::{IrqAction, IrqData, IrqIndex, SetIrqs};
@@ -78,11 +80,14 @@ impl Eventfd {
         }
     }
 
-    /// Takes what is in the counter: true if there was anything.
+    /// Takes what is in the counter, without waiting for it even if the client takes it first: true if there was
+    /// anything. The descriptor's own O_NONBLOCK is the client's to set.
     fn drain(&self) -> bool {
-        let mut ready = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        matches!(poll(&mut ready, PollTimeout::ZERO), Ok(1))
-            && nix::unistd::read(&self.0, &mut [0; 8]).is_ok()
+        let mut counter = [0_u8; 8];
+        let part = libc::iovec { iov_base: counter.as_mut_ptr().cast(), iov_len: counter.len() };
+        // SAFETY: reads at most 8 bytes into `counter`, from a descriptor that we own.
+        let length = unsafe { libc::preadv2(self.0.as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
+        length > 0
     }
 }
 

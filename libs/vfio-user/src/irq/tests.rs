@@ -238,3 +238,23 @@ proptest! {
         prop_assert_eq!(fds.iter().map(count).collect::<Vec<_>>(), expected);
     }
 }
+
+/// A client that takes the signal back before we do makes nobody wait.
+#[test]
+fn an_unmask_descriptor_that_is_empty_again_does_not_block() {
+    let blocking = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).unwrap();
+    let interrupts = Interrupts::new(&[1]);
+    let set = SetIrqs {
+        index: IrqIndex::INTX,
+        start: 0,
+        count: 1,
+        data: IrqData::Eventfds,
+        action: IrqAction::Unmask,
+    };
+    interrupts.set(&set, vec![blocking.as_fd().try_clone_to_owned().unwrap()]).unwrap();
+    interrupts.unmasked();
+    blocking.write(1).unwrap();
+    interrupts.unmasked();
+    blocking.write(1).unwrap();
+    assert_eq!(blocking.read().unwrap(), 1, "the one before was taken");
+}

@@ -10,12 +10,13 @@ use nix::sys::stat::{SFlag, fstat};
 use super::Connection;
 use crate::device::{Device, Mappable, Region, Reply};
 use crate::dma;
+use crate::limits;
 use crate::memory::Mapping;
 use crate::session::server::{Request, Ticket};
 use crate::wire::{
-    Backing, Command, CommandCode, DeviceFlags, DeviceInfo, DmaMap, DmaUnmap, IoFd, IoFdKind, IoFds, IrqInfo,
-    Query, RegionAccess, RegionCapability, RegionFlags, RegionInfo, RegionWrites, Reply as WireReply,
-    UnmapTarget,
+    Backing, Capabilities, Command, CommandCode, DeviceFlags, DeviceInfo, DmaMap, DmaUnmap, IoFd, IoFdKind,
+    IoFds, IrqInfo, Query, RegionAccess, RegionCapability, RegionFlags, RegionInfo, RegionWrites,
+    Reply as WireReply, UnmapTarget,
 };
 
 /// Executes a command, or begins to: its answer finds its own way.
@@ -44,7 +45,10 @@ pub(super) fn execute(connection: &Arc<Connection>, device: &dyn Device, mut req
             connection.finish(ticket, answer);
         }
         Command::GetRegionIoFds(query) => {
-            connection.finish(ticket, region(device, query.index).and_then(|region| io_fds(region, query)));
+            let limit = connection.session().client().map_or(1, Capabilities::descriptors);
+            let answer = region(device, query.index)
+                .and_then(|region| io_fds(region, query, limit.min(limits::DESCRIPTORS)));
+            connection.finish(ticket, answer);
         }
         Command::GetIrqInfo(query) => {
             let irq = description.irqs.get(query.index as usize).ok_or(Errno::EINVAL);
@@ -143,7 +147,8 @@ fn region_info(region: &Region, query: Query) -> Answer<'static> {
     Ok((WireReply::region_info(info, query.argsz), descriptors))
 }
 
-fn io_fds(region: &Region, query: Query) -> Answer<'static> {
+/// At most `limit` descriptors, which is what the client takes with one message.
+fn io_fds(region: &Region, query: Query, limit: usize) -> Answer<'static> {
     if region.size == 0 {
         return Err(Errno::EINVAL);
     }
@@ -167,6 +172,9 @@ fn io_fds(region: &Region, query: Query) -> Answer<'static> {
     let fds = IoFds::new(query.index, entries.collect());
     if fds.encoded_size() > query.argsz {
         descriptors.clear();
+    }
+    if descriptors.len() > limit {
+        return Err(Errno::E2BIG);
     }
     let descriptors = descriptors.into_iter().map(|eventfd| copy(eventfd)).collect::<Result<_, _>>()?;
     Ok((WireReply::region_io_fds(fds, query.argsz), descriptors))

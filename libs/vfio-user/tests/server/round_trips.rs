@@ -1,5 +1,7 @@
 //! What one message costs. `cargo test --release --test server round_trips -- --ignored --nocapture`
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,6 +33,31 @@ fn reads(client: &mut Client, time: Duration, depth: usize) -> f64 {
     f64::from(count) / begin.elapsed().as_secs_f64()
 }
 
+/// The same bytes through a socket with nothing behind it: what the kernel costs.
+fn bare(server: usize, client: usize, looks: bool, time: Duration) -> f64 {
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let echo = thread::spawn(move || {
+        pin(server);
+        let mut bytes = [0; 64];
+        while let Ok(length @ 1..) = theirs.read(&mut bytes) {
+            theirs.write_all(&bytes[..length]).unwrap();
+        }
+    });
+    pin(client);
+    ours.set_nonblocking(looks).unwrap();
+    let (begin, mut count) = (Instant::now(), 0_u32);
+    while begin.elapsed() < time {
+        ours.write_all(&[0; 32]).unwrap();
+        while ours.read(&mut [0; 64]).is_err() {
+            std::hint::spin_loop();
+        }
+        count += 1;
+    }
+    drop(ours);
+    echo.join().unwrap();
+    f64::from(count) / time.as_secs_f64()
+}
+
 #[test]
 #[ignore = "a measurement"]
 fn region_reads_per_second() {
@@ -50,7 +77,8 @@ fn region_reads_per_second() {
             pin(client);
             reads(&mut connection, Duration::from_millis(200), depth);
             let rate = reads(&mut connection, Duration::from_secs(1), depth);
-            println!("{name}: {rate:.0} /s");
+            let bare = bare(server, client, looks, Duration::from_secs(1));
+            println!("{name}: {rate:.0} /s; a bare socket, one at a time: {bare:.0} /s");
         })
         .join()
         .unwrap();

@@ -49,6 +49,7 @@ const REGISTERS: u32 = 0;
 const REGISTERS_SIZE: u64 = 0x4000;
 const HELD: u32 = 1;
 const ABSENT: u32 = 2;
+const MANY_EVENTFDS: u32 = 4;
 const READ_ONLY: u32 = 7;
 const REGIONS: u32 = 9;
 const VECTORS: u32 = 2048;
@@ -60,6 +61,7 @@ impl Plain {
         let areas = vec![SparseArea { offset: 0x1000, size: 0x1000 }];
         let doorbell: Arc<OwnedFd> = Arc::new(eventfd().into());
         let ioeventfd = |offset| Ioeventfd { offset, size: 4, datamatch: None, eventfd: doorbell.clone() };
+        let own = |offset| Ioeventfd { eventfd: Arc::new(eventfd().into()), ..ioeventfd(offset) };
         let region = |size| Region { size, readable: true, writable: true, ..Region::default() };
         let mut regions = vec![Region::default(); REGIONS as usize];
         regions[REGISTERS as usize] = Region {
@@ -68,6 +70,8 @@ impl Plain {
             ..region(REGISTERS_SIZE)
         };
         regions[HELD as usize] = region(0x1000);
+        regions[MANY_EVENTFDS as usize] =
+            Region { ioeventfds: (0..17).map(|at| own(at * 4)).collect(), ..region(0x1000) };
         regions[READ_ONLY as usize] = Region { writable: false, ..region(0x100) };
         let irq = |count| Irq { count, flags: IrqFlags::EVENTFD };
         let description =

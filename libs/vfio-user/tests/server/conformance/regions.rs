@@ -99,6 +99,8 @@ fn io_descriptors_are_listed_when_there_is_room() {
     );
     let none = ask([16, 0, HELD, 0]).unwrap();
     assert_eq!(none.body, dwords([16, 0, HELD, 0]));
+    // 17 are more than the client said that it takes.
+    assert_eq!(ask([4096, 0, MANY_EVENTFDS, 0]).unwrap_err(), Errno::E2BIG as u32);
 }
 
 /// Points 60, 61 and 64, faults 8 and 19.
