@@ -1,1 +1,24 @@
-//! server
+//! The device server.
+//!
+//! * [`nvme`]: an NVMe drive in software, behind vfio-user; [`disk`]: where its blocks are.
+//! * [`listen`], [`control`]: the socket, clients that come and go, signals.
+//! * [`cli`]: the command line.
+//!
+//! What it does not do: it knows no VMM; it does not daemonize; it serves one drive to one client at a time.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
+pub mod cli;
+pub mod control;
+pub mod disk;
+pub mod listen;
+pub mod nvme;

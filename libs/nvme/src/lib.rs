@@ -8,7 +8,20 @@
 //! What it does not do: it knows no PCI (configuration space and the MSI-X table belong to whoever plugs the
 //! controller in), no transport, and no storage: disks come in through [`controller::Disk`].
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::cast_possible_truncation
+    )
+)]
+
 pub mod controller;
+pub mod driver;
 pub mod spec;
 
 /// An address as the controller sees the host's memory (PRP entries, queue bases), in bytes.

@@ -30,7 +30,7 @@ pub use identify::{
     Cns, ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, FormattedLbaSize,
     IdentifyController, IdentifyNamespace, LbaFormat, LogPageAttributes, NamespaceFeatures,
     NamespaceIdDescriptor, NamespaceIdType, OptionalAdminCommands, OptionalAsyncEvents, OptionalNvmCommands,
-    PowerStateDescriptor, PowerStateFlags, QueueEntrySizes, VolatileWriteCacheSupport,
+    PowerStateDescriptor, PowerStateFlags, QueueEntrySizes, SIZE as IDENTIFY_SIZE, VolatileWriteCacheSupport,
 };
 pub use log::{
     AsyncEvent, AsyncEventType, CommandEffects, CommandsSupportedLog, CriticalWarning, ErrorLogEntry,
@@ -43,9 +43,6 @@ pub use registers::{
     ShutdownNotification, ShutdownStatus, Version, doorbell_index, doorbell_offset,
 };
 pub use status::{Status, StatusField, StatusType};
-
-/// Bytes of every Identify data structure.
-pub const IDENTIFY_SIZE: usize = 4096;
 
 /// "All namespaces" where a command takes a namespace identifier (6.1.2).
 pub const NSID_ALL: crate::Nsid = crate::Nsid(0xffff_ffff);

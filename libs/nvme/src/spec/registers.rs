@@ -66,7 +66,8 @@ pub const fn doorbell_index(queue: QueueId, completion: bool) -> usize {
 
 /// The offset in bytes from the start of BAR 0 of the doorbell at `index`, with CAP.DSTRD `stride`.
 pub const fn doorbell_offset(index: usize, stride: u8) -> u64 {
-    DOORBELLS as u64 + ((index as u64) << (2 + (stride & 0xf)))
+    let shift = (stride as u32 & 0xf).wrapping_add(2);
+    (DOORBELLS as u64).wrapping_add((index as u64).wrapping_shl(shift))
 }
 
 bit_fields! {

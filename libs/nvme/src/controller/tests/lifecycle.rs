@@ -170,6 +170,29 @@ fn a_disabled_controller_can_be_shut_down_and_enabled_again() {
     machine.enable();
 }
 
+/// SPDK#2171: doorbells of queues that exist and of those that do not, before and after the controller is
+/// enabled.
+#[test]
+fn any_doorbell_may_be_rung_with_any_value() {
+    for value in [0, 1, 15, 16, 17, 31, 32, 0xffff, 0x1_0000, u32::MAX] {
+        let (mut machine, _) = ready(Pace::AtOnce);
+        for enabled in [true, false] {
+            for index in 0..machine.host.doorbells.len() {
+                machine.host.doorbells[index] = value;
+                for _ in 0..4 {
+                    machine.poll();
+                }
+                machine.controller.prepare_sleep(&mut machine.host);
+            }
+            assert_eq!(machine.status(), ControllerStatus::default().with_ready(enabled), "{value:#x}");
+            machine.controller.reset(&mut machine.host);
+            machine.settle();
+        }
+        machine.enable();
+        machine.create_completion(1, 15, QUEUES_AT, 1).unwrap();
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Write(u64, Vec<u8>),

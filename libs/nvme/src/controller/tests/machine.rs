@@ -188,8 +188,9 @@ impl RamDisk {
         Ok(())
     }
 
-    /// The power fails: what was not synced is gone.
+    /// The power fails: what was not synced is gone, and so is what was under way.
     pub(crate) fn cut_power(&mut self) {
+        self.waiting.clear();
         self.data.copy_from_slice(&self.durable);
     }
 }

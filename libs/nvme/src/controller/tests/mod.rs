@@ -8,4 +8,3 @@ mod lifecycle;
 pub(crate) mod machine;
 mod power;
 mod shadow;
-mod speed;

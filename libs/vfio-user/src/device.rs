@@ -1,0 +1,176 @@
+//! What a device server implements, and the token by which it answers.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use crate::dma;
+use crate::server::Connection;
+use crate::wire::{IrqFlags, SetIrqs, SparseArea};
+
+/// How a region is mapped by clients.
+#[derive(Clone, Debug)]
+pub struct Mappable {
+    /// What to map; a copy of the descriptor goes to the client.
+    pub file: Arc<OwnedFd>,
+    /// Where in the file the region begins.
+    pub offset: u64,
+    /// The parts that may be mapped, in bytes from the region's start, all multiples of the page size; none
+    /// means the whole region.
+    pub areas: Vec<SparseArea>,
+    /// The pages of the MSI-X table are among them (VFIO_REGION_INFO_CAP_MSIX_MAPPABLE).
+    pub msix: bool,
+}
+
+/// An ioeventfd of a region (GET_REGION_IO_FDS): a write of `size` bytes at `offset` signals it instead of
+/// becoming a message.
+#[derive(Clone, Debug)]
+pub struct Ioeventfd {
+    /// Where in the region.
+    pub offset: u64,
+    /// The width of the write in bytes; 0 matches any.
+    pub size: u64,
+    /// Only this value matches, if there is one.
+    pub datamatch: Option<u64>,
+    /// What to signal.
+    pub eventfd: Arc<OwnedFd>,
+}
+
+/// A region as clients see it. The default is one that does not exist: size 0.
+#[derive(Clone, Debug, Default)]
+pub struct Region {
+    /// Its length in bytes.
+    pub size: u64,
+    /// Clients may read it.
+    pub readable: bool,
+    /// Clients may write it.
+    pub writable: bool,
+    /// What of it clients may map.
+    pub mappable: Option<Mappable>,
+    /// Its ioeventfds.
+    pub ioeventfds: Vec<Ioeventfd>,
+}
+
+/// A type of interrupt as clients see it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Irq {
+    /// How many vectors.
+    pub count: u32,
+    /// What can be done with them.
+    pub flags: IrqFlags,
+}
+
+/// What a device is, fixed for its lifetime.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// By region index: BAR0 to BAR5, ROM, configuration space, VGA.
+    pub regions: Vec<Region>,
+    /// By interrupt index: INTx, MSI, MSI-X, ERR, REQ.
+    pub irqs: Vec<Irq>,
+    /// DEVICE_RESET works.
+    pub resets: bool,
+}
+
+/// A command's answer, due some time. Dropping it unanswered answers EIO, so that no reply is ever lost.
+///
+/// The session executes commands in order, each after the one before was answered, and gives up on a device
+/// that takes longer than [`crate::limits::REPLY`].
+#[must_use = "the client waits for the answer"]
+pub struct Reply<T> {
+    send: Option<Answer<T>>,
+}
+
+type Answer<T> = Box<dyn FnOnce(Result<T, Errno>) + Send>;
+
+impl<T> Reply<T> {
+    /// An answer that goes to `send`.
+    pub fn new(send: impl FnOnce(Result<T, Errno>) + Send + 'static) -> Self {
+        Self { send: Some(Box::new(send)) }
+    }
+
+    /// Answers, from any thread.
+    pub fn send(mut self, result: Result<T, Errno>) {
+        if let Some(send) = self.send.take() {
+            send(result);
+        }
+    }
+
+    /// Success.
+    pub fn ok(self, value: T) {
+        self.send(Ok(value));
+    }
+
+    /// Failure.
+    pub fn fail(self, errno: Errno) {
+        self.send(Err(errno));
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        if let Some(send) = self.send.take() {
+            send(Err(Errno::EIO));
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("answered", &self.send.is_none()).finish()
+    }
+}
+
+/// A device behind a vfio-user socket.
+///
+/// The session calls these from its own thread, one command after the other, in the client's order. Every
+/// command but the notices carries a [`Reply`], which may be kept and answered later from any thread; the next
+/// command comes when it was. Offsets and lengths were checked against [`Description`].
+pub trait Device: Send + Sync {
+    /// What the device is.
+    fn description(&self) -> &Description;
+
+    /// A client is there. The connection is how the device reaches its memory and its interrupts; keep it until
+    /// [`Device::detach`].
+    fn attach(&self, connection: &Arc<Connection>);
+
+    /// The client is gone. Memory and interrupts stay usable until this returns, and nothing of the connection
+    /// may be used after; work that is still under way keeps what it has pinned.
+    fn detach(&self);
+
+    /// REGION_READ: `length` bytes (not 0).
+    fn read(&self, region: u32, offset: u64, length: usize, reply: Reply<Vec<u8>>);
+
+    /// REGION_WRITE (of at least one byte), posted or not, and each entry of a REGION_WRITE_MULTI.
+    fn write(&self, region: u32, offset: u64, data: &[u8], reply: Reply<()>);
+
+    /// DEVICE_RESET; answered when the device is in its initial state and accesses no memory.
+    fn reset(&self, reply: Reply<()>);
+
+    /// A DMA_MAP: the region is already in the table. A device that must prepare it (pin it, map it in an IOMMU)
+    /// answers when that is done; an error takes it out of the table again.
+    fn dma_map(&self, region: &Arc<dma::Entry<dma::Region>>, reply: Reply<()>) {
+        let _ = region;
+        reply.ok(());
+    }
+
+    /// A DMA_UNMAP: the region has left the table. The client is answered when the last reference to it is
+    /// dropped, so a device only has to let go: its threads refresh their views, and who keeps the region
+    /// (an IOMMU mapping, an I/O) answers late by dropping it late.
+    fn dma_unmap(&self, region: &Arc<dma::Entry<dma::Region>>);
+
+    /// SET_IRQS. The default keeps the eventfds in the connection, for a device that raises its interrupts by
+    /// itself.
+    fn set_irqs(
+        &self,
+        connection: &Connection,
+        request: &SetIrqs<'_>,
+        eventfds: Vec<OwnedFd>,
+        reply: Reply<()>,
+    ) {
+        reply.send(connection.interrupts().set(request, eventfds).map_err(|error| {
+            tracing::debug!(%error, "SET_IRQS refused");
+            Errno::EINVAL
+        }));
+    }
+}

@@ -1,0 +1,166 @@
+//! VERSION: the first message, in which both ends say what they can do.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{DecodeError, split};
+use crate::limits;
+
+/// VERSION, as a command and as a reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// The minor version; the major one is always 0.
+    pub minor: u16,
+    /// What the sender can do. Absent keys and an absent document both mean the defaults.
+    pub capabilities: Capabilities,
+}
+
+/// The minor version that we speak.
+const MINOR: u16 = 1;
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawVersion {
+    major: U16,
+    minor: U16,
+}
+
+const _: () = assert!(size_of::<RawVersion>() == 4);
+
+/// What a peer can do ("Version Data"). `None` is a key that was not sent; the methods know the defaults.
+/// Unknown keys, and `migration`, which the specification dropped but every peer sends, are passed over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// How many descriptors the sender takes with one message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_msg_fds: Option<u32>,
+    /// How many bytes of data the sender takes in one message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_data_xfer_size: Option<u64>,
+    /// How many DMA mappings the sender keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_dma_maps: Option<u64>,
+    /// The page sizes that the sender can map, a bit each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pgsizes: Option<u64>,
+    /// Whether the sender knows REGION_WRITE_MULTI. A server that says so makes QEMU queue all that it sends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_multiple: Option<bool>,
+    /// A second socket for the server's commands.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub twin_socket: Option<TwinSocket>,
+}
+
+/// A second socket for the server's commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TwinSocket {
+    /// Whether the sender wants it.
+    #[serde(default)]
+    pub supported: bool,
+    /// Which descriptor of the reply it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fd_index: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct Document {
+    capabilities: Capabilities,
+}
+
+impl Capabilities {
+    /// What we announce, as a server and as a client: 105 characters of QEMU's 193 ("reply larger than recv
+    /// buffer"), and only keys that every client knows.
+    pub fn ours() -> Self {
+        Self {
+            max_msg_fds: Some(limits::ANNOUNCED_DESCRIPTORS),
+            max_data_xfer_size: Some(limits::DATA_TRANSFER.into()),
+            max_dma_maps: Some(limits::DMA_MAPS.into()),
+            pgsizes: Some(limits::PAGE_SIZES),
+            write_multiple: None,
+            twin_socket: None,
+        }
+    }
+
+    /// How many descriptors the peer takes with one message.
+    pub fn descriptors(&self) -> usize {
+        self.max_msg_fds.and_then(|count| count.try_into().ok()).unwrap_or(1)
+    }
+
+    /// How many bytes of data both ends take in one message, not 0.
+    pub fn data_transfer(&self) -> u32 {
+        self.max_data_xfer_size
+            .and_then(|size| size.try_into().ok())
+            .unwrap_or(limits::DATA_TRANSFER)
+            .min(limits::DATA_TRANSFER)
+    }
+
+    /// How many DMA mappings the peer keeps.
+    pub fn dma_maps(&self) -> u64 {
+        self.max_dma_maps.unwrap_or(65535)
+    }
+
+    fn parse(text: &[u8]) -> Result<Self, DecodeError> {
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
+        if text.len() > limits::CAPABILITIES {
+            return Err(DecodeError::CapabilitiesLength { length: text.len() });
+        }
+        if text.last() != Some(&0) {
+            return Err(DecodeError::CapabilitiesEnd);
+        }
+        let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
+        let wrong = |reason: String| DecodeError::Capabilities { reason };
+        // By way of objects, for which a derived structure would take an array as well.
+        let mut document: Map<String, Value> =
+            serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
+        match document.remove("capabilities") {
+            None => Ok(Self::default()),
+            Some(object @ Value::Object(_)) => {
+                Self::deserialize(object).map_err(|error| wrong(error.to_string()))?.check()
+            }
+            Some(_) => Err(wrong("\"capabilities\" is no object".to_owned())),
+        }
+    }
+
+    fn check(self) -> Result<Self, DecodeError> {
+        if let Some(count) = self.max_msg_fds.filter(|&count| count > limits::PEER_DESCRIPTORS) {
+            return Err(DecodeError::CapabilityValue { name: "max_msg_fds", value: count.into() });
+        }
+        if self.max_data_xfer_size == Some(0) {
+            return Err(DecodeError::CapabilityValue { name: "max_data_xfer_size", value: 0 });
+        }
+        Ok(self)
+    }
+}
+
+impl Version {
+    /// What a client opens with.
+    pub fn proposal() -> Self {
+        Self { minor: MINOR, capabilities: Capabilities::ours() }
+    }
+
+    /// What a server answers: the lesser minor version (QEMU takes 0 only), and what we can do.
+    pub fn answer(&self) -> Self {
+        Self { minor: self.minor.min(MINOR), capabilities: Capabilities::ours() }
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, text) = split::<RawVersion>(body)?;
+        if raw.major != 0 {
+            return Err(DecodeError::MajorVersion { major: raw.major.get() });
+        }
+        Ok(Self { minor: raw.minor.get(), capabilities: Capabilities::parse(text)? })
+    }
+
+    pub(super) fn encode(&self, body: &mut Vec<u8>) {
+        let raw = RawVersion { major: 0.into(), minor: self.minor.into() };
+        body.extend_from_slice(raw.as_bytes());
+        let document = Document { capabilities: self.capabilities.clone() };
+        // Numbers and booleans under constant keys: there is nothing that can fail.
+        body.extend_from_slice(serde_json::to_string(&document).unwrap_or_default().as_bytes());
+        body.push(0);
+    }
+}

@@ -1,0 +1,172 @@
+//! The disk in anonymous memory.
+#![expect(unsafe_code, reason = "maps memory, to give its pages back")]
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use outboard_nvme::controller::{DiskError, Geometry, Host, Operation, Segment};
+
+use super::Extent;
+
+/// Below this, clearing costs less than giving pages back and faulting them in again.
+const GIVE_BACK: usize = 64 << 10;
+
+/// Keeps the blocks in anonymous memory; nothing outlives the server.
+pub(super) struct RamDisk {
+    geometry: Geometry,
+    memory: Memory,
+}
+
+impl RamDisk {
+    /// Reserves `size` bytes of zeroes. Pages are taken when they are first written.
+    pub(super) fn new(block_shift: u32, size: u64, read_only: bool) -> Result<RamDisk, Errno> {
+        let memory = usize::try_from(size).ok().and_then(NonZeroUsize::new).ok_or(Errno::ENOMEM)?;
+        Ok(RamDisk {
+            geometry: Geometry {
+                block_shift,
+                blocks: size.checked_shr(block_shift).unwrap_or(0),
+                read_only,
+                volatile_cache: false,
+                deallocates: true,
+            },
+            memory: Memory::new(memory)?,
+        })
+    }
+
+    pub(super) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Performs the operation: one copy for each segment.
+    #[inline]
+    pub(super) fn perform<H: Host>(
+        &mut self,
+        host: &mut H,
+        operation: Operation<'_>,
+    ) -> Result<(), DiskError> {
+        let geometry = self.geometry;
+        let extent = |range| Extent::new(&geometry, range).ok_or(DiskError::Internal);
+        match operation {
+            Operation::Read { range, data } => {
+                let bytes = self.memory.slice(extent(range)?).ok_or(DiskError::Internal)?;
+                scatter(host, data, bytes)
+            }
+            Operation::Write { range, data, durable: _ } => {
+                let bytes = self.memory.slice(extent(range)?).ok_or(DiskError::Internal)?;
+                gather(host, data, bytes)
+            }
+            Operation::Flush => Ok(()),
+            Operation::WriteZeroes { range, .. } => {
+                self.memory.clear(extent(range)?).ok_or(DiskError::Internal)
+            }
+            Operation::Deallocate { ranges } => {
+                for &range in ranges {
+                    self.memory.clear(extent(range)?).ok_or(DiskError::Internal)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Copies `bytes` to the host's segments.
+#[inline]
+pub(super) fn scatter<H: Host>(host: &mut H, data: &[Segment], mut bytes: &[u8]) -> Result<(), DiskError> {
+    for segment in data {
+        let (from, rest) = bytes.split_at_checked(segment.length).ok_or(DiskError::Internal)?;
+        host.write(segment.iova, from).map_err(|_| DiskError::DataTransfer)?;
+        bytes = rest;
+    }
+    Ok(())
+}
+
+/// Copies the host's segments to `bytes`.
+#[inline]
+pub(super) fn gather<H: Host>(host: &mut H, data: &[Segment], mut bytes: &mut [u8]) -> Result<(), DiskError> {
+    for segment in data {
+        let (into, rest) = bytes.split_at_mut_checked(segment.length).ok_or(DiskError::Internal)?;
+        host.read(segment.iova, into).map_err(|_| DiskError::DataTransfer)?;
+        bytes = rest;
+    }
+    Ok(())
+}
+
+/// A private anonymous mapping.
+struct Memory {
+    start: NonNull<c_void>,
+    length: NonZeroUsize,
+}
+
+// SAFETY: the mapping belongs to this value alone and is reached only through it.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new(length: NonZeroUsize) -> Result<Memory, Errno> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe {
+            mmap_anonymous(
+                None,
+                length,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
+            )
+        }?;
+        let memory = Memory { start, length };
+        // SAFETY: the whole mapping, which is ours; the advice does not change its content.
+        if let Err(error) = unsafe { madvise(start, length.get(), MmapAdvise::MADV_HUGEPAGE) } {
+            tracing::debug!(%error, "No huge pages for a ram namespace");
+        }
+        Ok(memory)
+    }
+
+    #[inline]
+    fn slice(&mut self, extent: Extent) -> Option<&mut [u8]> {
+        let offset = usize::try_from(extent.offset).ok()?;
+        let length = usize::try_from(extent.length).ok()?;
+        if offset.checked_add(length)? > self.length.get() {
+            return None;
+        }
+        // SAFETY: the bytes lie in the mapping, are initialised (zeroes at first), and are borrowed from self,
+        // the only way to them.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>().add(offset).as_ptr(), length) })
+    }
+
+    /// Makes the bytes zeroes, and gives whole pages back to the system.
+    fn clear(&mut self, extent: Extent) -> Option<()> {
+        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
+            .ok()
+            .flatten()
+            .and_then(|size| usize::try_from(size).ok())?;
+        let bytes = self.slice(extent)?;
+        if bytes.len() < GIVE_BACK {
+            bytes.fill(0);
+            return Some(());
+        }
+        let head = bytes.as_ptr().align_offset(page).min(bytes.len());
+        let (head, rest) = bytes.split_at_mut_checked(head)?;
+        let tail = rest.len().checked_rem(page)?;
+        let (pages, tail) = rest.split_at_mut_checked(rest.len().checked_sub(tail)?)?;
+        head.fill(0);
+        tail.fill(0);
+        if let Some(start) = NonNull::new(pages.as_mut_ptr()) {
+            // SAFETY: whole pages inside of the mapping, borrowed exclusively; private anonymous pages read as
+            // zeroes afterwards.
+            if unsafe { madvise(start.cast(), pages.len(), MmapAdvise::MADV_DONTNEED) }.is_err() {
+                pages.fill(0);
+            }
+        }
+        Some(())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, and no borrow of it is left.
+        if let Err(error) = unsafe { munmap(self.start, self.length.get()) } {
+            tracing::warn!(%error, "The memory of a ram namespace was not given back");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The machine around the controller: the client's memory and interrupts, and the doorbells.
+
+use std::sync::Arc;
+
+use outboard_nvme::Iova;
+use outboard_nvme::controller::{Direction, DmaError, Host};
+use outboard_vfio_user::dma::{self, Access, View};
+use outboard_vfio_user::server::Connection;
+use outboard_vfio_user::wire::IrqIndex;
+use vm_memory::VolatileSlice;
+
+use super::doorbells::Doorbells;
+use crate::disk::{PinHost, PinnedBytes};
+
+/// A client, as the controller's thread uses it.
+struct Guest {
+    connection: Arc<Connection>,
+    view: View,
+}
+
+/// What the controller is plugged into. Without a client there is no memory, and interrupts are nobody's.
+pub(super) struct Machine {
+    guest: Option<Guest>,
+    doorbells: Arc<Doorbells>,
+}
+
+impl Machine {
+    /// A machine without a client.
+    pub(super) fn new(doorbells: Arc<Doorbells>) -> Self {
+        Self { guest: None, doorbells }
+    }
+
+    /// A client came.
+    pub(super) fn attach(&mut self, connection: Arc<Connection>) {
+        self.guest = Some(Guest { view: connection.view(), connection });
+    }
+
+    /// The client went: its memory is let go of.
+    pub(super) fn detach(&mut self) {
+        self.guest = None;
+    }
+
+    /// Whether there is a client.
+    pub(super) fn is_attached(&self) -> bool {
+        self.guest.is_some()
+    }
+
+    /// Lets go of memory that the client has unmapped.
+    #[inline]
+    pub(super) fn refresh(&mut self) {
+        if let Some(guest) = &mut self.guest {
+            guest.view.refresh();
+        }
+    }
+
+    /// Lets go of all memory, before a sleep.
+    pub(super) fn release(&mut self) {
+        if let Some(guest) = &mut self.guest {
+            guest.view.release();
+        }
+    }
+
+    #[inline]
+    fn access<T>(
+        &mut self,
+        iova: Iova,
+        length: usize,
+        access: impl FnOnce(&mut View, dma::Iova) -> Result<T, dma::DmaError>,
+    ) -> Result<T, DmaError> {
+        let error = DmaError { iova, length };
+        let guest = self.guest.as_mut().ok_or(error)?;
+        access(&mut guest.view, dma::Iova(iova.0)).map_err(|_| error)
+    }
+}
+
+impl Host for Machine {
+    #[inline]
+    fn read(&mut self, at: Iova, into: &mut [u8]) -> Result<(), DmaError> {
+        self.access(at, into.len(), |view, at| view.read(at, into))
+    }
+
+    #[inline]
+    fn write(&mut self, at: Iova, from: &[u8]) -> Result<(), DmaError> {
+        self.access(at, from.len(), |view, at| view.write(at, from))
+    }
+
+    #[inline]
+    fn load(&mut self, at: Iova) -> Result<u32, DmaError> {
+        self.access(at, 4, View::load)
+    }
+
+    #[inline]
+    fn store(&mut self, at: Iova, value: u32) -> Result<(), DmaError> {
+        self.access(at, 4, |view, at| view.store(at, value))
+    }
+
+    #[inline]
+    fn publish(&mut self, at: Iova, entry: [u32; 4]) -> Result<(), DmaError> {
+        self.access(at, 16, |view, at| view.publish(at, entry))
+    }
+
+    #[inline]
+    fn doorbell(&mut self, index: usize) -> u32 {
+        self.doorbells.load(index)
+    }
+
+    fn set_doorbell(&mut self, index: usize, value: u32) {
+        self.doorbells.store(index, value);
+    }
+
+    fn interrupt(&mut self, vector: u16) {
+        if let Some(guest) = &self.guest {
+            guest.connection.interrupts().trigger(IrqIndex::MSIX, vector.into());
+        }
+    }
+
+    fn interrupt_line(&mut self, asserted: bool) {
+        if let Some(guest) = &self.guest {
+            guest.connection.interrupts().set_line(asserted);
+        }
+    }
+}
+
+/// Client memory that the kernel reads or writes on its own.
+pub(super) struct Pin(dma::Pin);
+
+impl PinnedBytes for Pin {
+    fn bytes(&self) -> Option<VolatileSlice<'_>> {
+        self.0.bytes()
+    }
+}
+
+impl PinHost for Machine {
+    type Pin = Pin;
+
+    fn pin(&mut self, at: Iova, length: usize, direction: Direction) -> Option<Pin> {
+        let access = match direction {
+            Direction::FromHost => Access::Read,
+            Direction::ToHost => Access::Write,
+        };
+        self.guest.as_mut()?.view.pin(dma::Iova(at.0), length, access).map(Pin)
+    }
+}

@@ -1,0 +1,97 @@
+# One guest in QEMU: start it, follow what it reports (guest/host.sh), let it go on, end it.
+# Sets `qemu` (its process), `console` (the kernel's log), `facts` (what the guest told by name).
+# shellcheck shell=bash
+
+declare -A facts=()
+
+# guest_start SCRIPT [NAME=VALUE…]: boots SCRIPT of guest/ on the drive, with the variables given.
+guest_start() {
+  local script=$1
+  shift
+  facts=() partial='' console=$work/console-$script
+  rm -f "$work"/report.{in,out}
+  mkfifo "$work"/report.{in,out}
+  exec {from_guest}<>"$work/report.out" {to_guest}<>"$work/report.in"
+  say "booting the guest: $script"
+  "${from_tree[@]}" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
+    -accel tcg,thread=multi -machine q35,memory-backend=memory -cpu max -smp 2 -m 512M \
+    -object memory-backend-memfd,id=memory,size=512M,share=on \
+    -nodefaults -display none -no-reboot -serial "file:$console" -serial "pipe:$work/report" \
+    -kernel "$(echo "$tree"/boot/vmlinuz-*-cloud-amd64)" -initrd "$initramfs" \
+    -append "console=ttyS0 panic=-1 loglevel=5 script=$script $*" \
+    "${drive[@]}" >"$work/qemu.log" 2>&1 </dev/null &
+  qemu=$!
+}
+
+# guest_until MARK SECONDS: follows the guest until it pauses at MARK (`end`: until it has powered off).
+# False, with the console's tail, when that does not happen in time.
+guest_until() {
+  local mark=$1 deadline=$((SECONDS + $2)) line
+  while [ $SECONDS -lt "$deadline" ]; do
+    guest_line || { kill -0 "$qemu" 2>/dev/null && continue; guest_lost "QEMU ended while the guest was to reach \"$mark\""; return 1; }
+    case $line in
+      "pause $mark") return ;;
+      end) [ "$mark" = end ] && { guest_end "$deadline"; return; } || { guest_lost "the guest ended before \"$mark\""; return 1; } ;;
+      *) guest_says "$line" || { guest_lost "the guest said \"$line\" before \"$mark\""; return 1; } ;;
+    esac
+  done
+  guest_lost "the guest did not reach \"$mark\" within $2 s"
+  return 1
+}
+
+# guest_for SECONDS: follows the guest for that long, wherever it gets.
+guest_for() {
+  local deadline=$((SECONDS + $1)) line
+  while [ $SECONDS -lt "$deadline" ]; do
+    guest_line && guest_says "$line"
+  done
+  true
+}
+
+# The next whole line that the guest reports, into `line`; false when there is none within a second.
+guest_line() {
+  local part
+  if IFS= read -r -t 1 -u "$from_guest" part; then
+    line=$partial$part partial=''
+  else
+    partial+=$part
+    return 1
+  fi
+}
+
+# Takes note of a line; false when it is not one of these.
+guest_says() {
+  local name value
+  case $1 in
+    "step "*) say "    ${1#* }" ;;
+    "pass "*) pass "$scenario: ${1#* }" ;;
+    "fail "*) fail "$scenario: ${1#* }" ;;
+    "fact "*) read -r _ name value <<<"$1" && facts[$name]=$value ;;
+    *) return 1 ;;
+  esac
+}
+
+guest_go() { echo go >&"$to_guest"; }
+
+# Waits until the guest has powered off.
+guest_end() {
+  while kill -0 "$qemu" 2>/dev/null; do
+    [ $SECONDS -lt "$1" ] || { guest_lost "the guest did not power off"; return 1; }
+    sleep 0.2
+  done
+  wait "$qemu" || { guest_lost "QEMU ended with exit code $?"; return 1; }
+  qemu=''
+}
+
+guest_kill() {
+  kill -KILL "$qemu" && wait "$qemu" 2>/dev/null || true
+  qemu=''
+}
+
+guest_lost() {
+  fail "$scenario: $1"
+  echo "---- the end of QEMU's log and of the guest's console"
+  tail -n 5 "$work/qemu.log"
+  tail -n 30 "$console"
+  echo "----"
+}

@@ -1,0 +1,220 @@
+//! The server's drive under our own client and driver, over a real socket: every kind of namespace, both shapes of
+//! doorbells, shared memory and memory that is reached by messages.
+
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use outboard_nvme::driver::{Block as _, Command, DataPointer, Fragment, Memory as _, Namespace, QueuePair};
+use outboard_nvme::{Lba, Nsid};
+use outboard_server::control::Service;
+use outboard_server::nvme::{DoorbellMode, Drive, Options};
+use outboard_vfio_user::client::{self, Client, Sharing};
+use outboard_vmm::drive::{Attachment, Block, Doorbell, DoorbellAccess, NvmeDrive, attach, detach};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A drive that serves, and a client that uses it.
+struct Stand {
+    server: Arc<Drive>,
+    session: JoinHandle<()>,
+    client: Arc<Client>,
+    drive: NvmeDrive,
+    queue: QueuePair<Doorbell, Block>,
+    block: Block,
+    data: DataPointer,
+}
+
+const SIZE: usize = 16 << 10;
+
+impl Stand {
+    fn new(namespaces: &[String], doorbells: DoorbellMode, sharing: Sharing) -> Self {
+        let server = Arc::new(
+            Drive::new(Options {
+                namespaces: namespaces.iter().map(|spec| spec.parse().unwrap()).collect(),
+                doorbells,
+                queue_pairs: 4,
+                queue_entries: 64,
+                serial: "TEST".into(),
+                model: "Test drive".into(),
+            })
+            .unwrap(),
+        );
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let session = std::thread::spawn({
+            let server = server.clone();
+            move || server.serve(theirs)
+        });
+        let client = Arc::new(Client::new(ours, client::Options::default()).unwrap());
+        let access = match doorbells {
+            DoorbellMode::Mapped => DoorbellAccess::Mapped,
+            DoorbellMode::Posted => DoorbellAccess::Posted,
+        };
+        let attachment = Attachment { doorbells: access, sharing, memory: 1 << 20 };
+        let mut drive = attach(&client, attachment).unwrap();
+        drive.request_queues(std::num::NonZeroU16::MIN).unwrap();
+        let queue = drive.create_queue_pair(17).unwrap();
+        let block = drive.memory().allocate(SIZE).unwrap();
+        let list = drive.memory().allocate(4096).unwrap();
+        let fragment = Fragment { iova: block.iova(), length: SIZE };
+        let data = DataPointer::new(&[fragment], Some(&list)).unwrap();
+        Self { server, session, client, drive, queue, block, data }
+    }
+
+    fn namespace(&mut self, nsid: u32) -> Namespace {
+        self.drive.namespace(Nsid(nsid)).unwrap()
+    }
+
+    /// Executes a command; the status of a failure.
+    fn execute(&mut self, command: Command) -> Result<(), String> {
+        let entry = command.entry().unwrap();
+        let result = self.queue.execute(entry, PATIENCE, std::thread::yield_now);
+        result.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    fn write(&mut self, namespace: Namespace, start: u64, byte: u8, durable: bool) -> Result<(), String> {
+        self.block.write(0, &[byte; SIZE]);
+        let blocks = (SIZE >> namespace.block_shift) as u32;
+        let data = self.data;
+        self.execute(Command::Write { nsid: namespace.nsid, start: Lba(start), blocks, data, durable })
+    }
+
+    /// The one byte that fills what is read.
+    fn read(&mut self, namespace: Namespace, start: u64) -> u8 {
+        self.block.write(0, &[0xee; SIZE]);
+        let blocks = (SIZE >> namespace.block_shift) as u32;
+        let data = self.data;
+        self.execute(Command::Read { nsid: namespace.nsid, start: Lba(start), blocks, data }).unwrap();
+        let mut bytes = vec![0; SIZE];
+        self.block.read(0, &mut bytes);
+        assert!(bytes.iter().all(|&byte| byte == bytes[0]));
+        bytes[0]
+    }
+
+    fn leave(mut self) {
+        self.drive.delete_queue_pair(self.queue).unwrap();
+        detach(self.drive).unwrap();
+        self.client.close();
+        self.session.join().unwrap();
+        self.server.stop();
+    }
+}
+
+fn image(directory: &Path, name: &str) -> String {
+    let path = directory.join(name);
+    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    path.to_str().unwrap().into()
+}
+
+fn everything(doorbells: DoorbellMode, sharing: Sharing) {
+    let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let (small, large) = (image(directory.path(), "small"), image(directory.path(), "large"));
+    let specs = [
+        format!("file:{small}"),
+        format!("file:{large},block-size=4096"),
+        "ram:1M".to_string(),
+        "ram:1M,block-size=4096,read-only".to_string(),
+    ];
+    let mut stand = Stand::new(&specs, doorbells, sharing);
+    for nsid in 1..=3 {
+        let namespace = stand.namespace(nsid);
+        assert_eq!(namespace.block_shift, if nsid == 2 { 12 } else { 9 });
+        assert_eq!(namespace.blocks << namespace.block_shift, 1 << 20);
+        let chunk = (SIZE >> namespace.block_shift) as u64;
+        for (at, durable) in [(0, false), (1, true), (2, false)] {
+            stand.write(namespace, at * chunk, 0x10 + at as u8, durable).unwrap();
+        }
+        stand.execute(Command::Flush { nsid: namespace.nsid }).unwrap();
+        for at in 0..3 {
+            assert_eq!(stand.read(namespace, at * chunk), 0x10 + at as u8, "namespace {nsid}");
+        }
+        let (nsid, blocks) = (namespace.nsid, chunk as u32);
+        let zero = Command::WriteZeroes { nsid, start: Lba(chunk), blocks, deallocate: false, durable: true };
+        stand.execute(zero).unwrap();
+        assert_eq!(stand.read(namespace, chunk), 0);
+        assert_eq!(stand.read(namespace, 0), 0x10, "beside it nothing changed");
+        let error = stand.write(namespace, namespace.blocks, 1, false).unwrap_err();
+        assert!(error.contains("LBA_OUT_OF_RANGE"), "{error}");
+    }
+    let read_only = stand.namespace(4);
+    assert_eq!(stand.read(read_only, 0), 0);
+    assert!(stand.write(read_only, 0, 1, false).is_err());
+    stand.leave();
+    // The file has what was written, and what was never written takes no room.
+    let bytes = std::fs::read(&small).unwrap();
+    assert!(bytes[..SIZE].iter().all(|&byte| byte == 0x10));
+    assert!(bytes[SIZE..2 * SIZE].iter().all(|&byte| byte == 0));
+    assert!(bytes[2 * SIZE..3 * SIZE].iter().all(|&byte| byte == 0x12));
+    assert!(std::fs::metadata(&small).unwrap().blocks() * 512 < 1 << 19);
+}
+
+#[test]
+fn mapped_doorbells_and_shared_memory() {
+    everything(DoorbellMode::Mapped, Sharing::Descriptor);
+}
+
+#[test]
+fn posted_doorbells_and_shared_memory() {
+    everything(DoorbellMode::Posted, Sharing::Descriptor);
+}
+
+#[test]
+fn mapped_doorbells_and_memory_by_messages() {
+    everything(DoorbellMode::Mapped, Sharing::Messages);
+}
+
+#[test]
+fn posted_doorbells_and_memory_by_messages() {
+    everything(DoorbellMode::Posted, Sharing::Messages);
+}
+
+/// Mapped I/O crosses the socket zero times, by the counters of both sides.
+#[test]
+fn mapped_io_sends_no_message() {
+    let mut stand = Stand::new(&["ram:1M".into()], DoorbellMode::Mapped, Sharing::Descriptor);
+    let namespace = stand.namespace(1);
+    let messages = |stand: &Stand| {
+        let report = stand.server.report();
+        let total = report.lines().find(|line| line.starts_with("counter messages.total ")).unwrap();
+        (total.to_string(), stand.client.sent().total())
+    };
+    let before = messages(&stand);
+    for at in 0..32 {
+        stand.write(namespace, at * 32, at as u8, false).unwrap();
+        assert_eq!(stand.read(namespace, at * 32), at as u8);
+    }
+    assert_eq!(messages(&stand), before);
+    let report = stand.server.report();
+    for line in ["counter ios.read 32\n", "counter ios.write 32\n", "counter bytes.read 524288\n"] {
+        assert!(report.contains(line), "{line} in {report}");
+    }
+    stand.leave();
+}
+
+#[test]
+fn deallocation_gives_the_hosts_blocks_back() {
+    let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = image(directory.path(), "disk");
+    let mut stand = Stand::new(&[format!("file:{path}")], DoorbellMode::Posted, Sharing::Descriptor);
+    let namespace = stand.namespace(1);
+    for at in 0..8 {
+        stand.write(namespace, at * 32, 1, true).unwrap();
+    }
+    let full = std::fs::metadata(&path).unwrap().blocks();
+    // Dataset Management ranges: context attributes, length, start (NVMe 1.4, figure 386).
+    let mut list = Vec::new();
+    for (start, blocks) in [(0_u64, 64_u32), (128, 128)] {
+        list.extend([0_u32.to_le_bytes(), blocks.to_le_bytes()].concat());
+        list.extend(start.to_le_bytes());
+    }
+    stand.block.write(0, &list);
+    let command = Command::Deallocate { nsid: namespace.nsid, ranges: 2, data: stand.data };
+    stand.execute(command).unwrap();
+    let left = std::fs::metadata(&path).unwrap().blocks();
+    assert!(left + 190 <= full, "{full} blocks before, {left} after");
+    assert_eq!((stand.read(namespace, 0), stand.read(namespace, 64)), (0, 1));
+    stand.leave();
+}
