@@ -1,6 +1,6 @@
 //! The control plane: clients come and go, signals arrive. One thread, on tokio; no data passes here.
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use crate::listen::Source;
 
-/// How long a client that connects waits for one that hung up to be cleaned up after.
-const TAKEOVER: Duration = Duration::from_secs(10);
+/// How long a client that connects waits for one that hung up to be cleaned up after. QEMU waits 5 s for a reply.
+const TAKEOVER: Duration = Duration::from_secs(4);
 /// How long a session may take to end when it is told to.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -73,17 +73,26 @@ pub fn run(source: Source, service: &Arc<impl Service>) -> io::Result<()> {
         };
         let result = match source {
             Source::Client(stream) => serve_one(stream, service, &mut signals).await,
-            Source::Listener(listener, file) => {
-                listener.set_nonblocking(true)?;
-                let result = serve_all(UnixListener::from_std(listener)?, service, &mut signals).await;
+            Source::Listener { file, socket } => {
+                socket.set_nonblocking(true)?;
+                let listener = UnixListener::from_std(socket)?;
+                serve_all(&listener, service, &mut signals).await;
                 drop(file);
-                result
+                Ok(())
             }
         };
         service.stop();
-        print!("{}", service.report());
+        print_report(service);
         result
     })
+}
+
+/// If nobody reads it any more, that is no reason to end.
+fn print_report(service: &Arc<impl Service>) {
+    let mut stdout = io::stdout().lock();
+    if let Err(error) = stdout.write_all(service.report().as_bytes()).and_then(|()| stdout.flush()) {
+        tracing::warn!(%error, "the counters cannot be printed");
+    }
 }
 
 struct Signals {
@@ -99,7 +108,7 @@ impl Signals {
             tokio::select! {
                 _ = self.terminate.recv() => return tracing::info!("SIGTERM: ending"),
                 _ = self.interrupt.recv() => return tracing::info!("SIGINT: ending"),
-                _ = self.report.recv() => print!("{}", service.report()),
+                _ = self.report.recv() => print_report(service),
             }
         }
     }
@@ -114,11 +123,7 @@ async fn serve_one(stream: UnixStream, service: &Arc<impl Service>, signals: &mu
     Ok(())
 }
 
-async fn serve_all(
-    listener: UnixListener,
-    service: &Arc<impl Service>,
-    signals: &mut Signals,
-) -> io::Result<()> {
+async fn serve_all(listener: &UnixListener, service: &Arc<impl Service>, signals: &mut Signals) {
     let mut current: Option<Session> = None;
     loop {
         let over = async {
@@ -142,11 +147,15 @@ async fn serve_all(
                         continue;
                     }
                 };
-                if let Some(session) = &mut current
-                    && !(session.is_hung_up() && timeout(TAKEOVER, &mut session.over).await.is_ok())
-                {
-                    tracing::warn!("a second client is refused: this drive serves one at a time");
-                    continue;
+                if let Some(session) = &mut current {
+                    let left = session.is_hung_up() && tokio::select! {
+                        over = timeout(TAKEOVER, &mut session.over) => over.is_ok(),
+                        () = signals.end(service) => break,
+                    };
+                    if !left {
+                        tracing::warn!("a second client is refused: this drive serves one at a time");
+                        continue;
+                    }
                 }
                 tracing::info!("a client connected");
                 current = match Session::start(service, stream) {
@@ -157,13 +166,11 @@ async fn serve_all(
                     }
                 };
             }
-            () = signals.end(service) => {
-                if let Some(session) = current.take() {
-                    part(session).await;
-                }
-                return Ok(());
-            }
+            () = signals.end(service) => break,
         }
+    }
+    if let Some(session) = current {
+        part(session).await;
     }
 }
 

@@ -2,12 +2,14 @@
 
 #![expect(unsafe_code, reason = "takes over a descriptor that is named by number")]
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{
     AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt,
@@ -15,6 +17,8 @@ use nix::sys::socket::{
 
 /// sun_path holds 108 bytes, the NUL included (unix(7)).
 const PATH_MAX: usize = 107;
+/// How long we wait for others that replace a stale socket file in the same directory.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Why there is no socket to listen on: what is wrong, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -72,13 +76,20 @@ pub enum ListenError {
 /// Where clients come from.
 #[derive(Debug)]
 pub enum Source {
-    /// A socket that listens; its file is removed when this is dropped.
-    Listener(UnixListener, Option<SocketFile>),
+    /// A socket that listens, and its file if that is ours. The file has to go first: while it is there,
+    /// somebody answers, and so another server does not take it for a stale one and replace it meanwhile.
+    Listener {
+        /// Removed when dropped.
+        file: Option<SocketFile>,
+        /// For clients to connect to.
+        socket: UnixListener,
+    },
     /// The one client there will be.
     Client(UnixStream),
 }
 
-/// A socket file that is ours: removed when dropped, unless another has taken its place.
+/// A socket file that is ours: removed when dropped, unless another has taken its place. (An inode is not used
+/// anew while its socket is open.)
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -103,17 +114,13 @@ impl Source {
         if length > PATH_MAX {
             return Err(ListenError::TooLong { length });
         }
-        let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                remove_stale(path)?;
-                // If somebody else was quicker now, that one is live: this fails.
-                UnixListener::bind(path)
-            }
-            result => result,
-        }
-        .map_err(|error| describe(path, error))?;
+        let socket = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => replace_stale(path),
+            result => result.map_err(|error| describe(path, error)),
+        }?;
         let file = fs::symlink_metadata(path).map_err(|error| describe(path, error))?;
-        Ok(Self::Listener(listener, Some(SocketFile { path: path.into(), inode: (file.dev(), file.ino()) })))
+        let file = SocketFile { path: path.into(), inode: (file.dev(), file.ino()) };
+        Ok(Self::Listener { file: Some(file), socket })
     }
 
     /// Takes over an inherited descriptor.
@@ -129,26 +136,60 @@ impl Source {
             return Err(ListenError::Descriptor { fd });
         }
         match getsockopt(&descriptor, sockopt::AcceptConn) {
-            Ok(true) => Ok(Self::Listener(descriptor.into(), None)),
+            Ok(true) => Ok(Self::Listener { file: None, socket: descriptor.into() }),
             _ => Ok(Self::Client(descriptor.into())),
         }
     }
 }
 
-fn remove_stale(path: &Path) -> Result<(), ListenError> {
-    let file = fs::symlink_metadata(path).map_err(|error| describe(path, error))?;
-    if !file.file_type().is_socket() {
-        return Err(ListenError::NotASocket { path: path.into() });
+/// Binds where a file is already, if nobody has that socket open.
+fn replace_stale(path: &Path) -> Result<UnixListener, ListenError> {
+    // Between our look at the file and its removal nobody else may replace it: we would remove theirs.
+    let _lock = lock_directory(path);
+    match fs::symlink_metadata(path) {
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(ListenError::NotASocket { path: path.into() });
+        }
+        // It went meanwhile, or will not be looked at, as binding will say.
+        Err(_) => {}
+        Ok(_) => match connect_as_datagram(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_file(path).map_err(|error| describe(path, error))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(ListenError::Permission { path: path.into() });
+            }
+            _ => return Err(ListenError::InUse { path: path.into() }),
+        },
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(|error| describe(path, error))
+    // If somebody was quicker now, that one is live, and this fails.
+    UnixListener::bind(path).map_err(|error| describe(path, error))
+}
+
+/// Is refused if nobody has the socket open. To an open stream socket it fails otherwise (EPROTOTYPE), without
+/// disturbing who listens there, without waiting for room in its backlog, and also before it listens.
+fn connect_as_datagram(path: &Path) -> io::Result<()> {
+    UnixDatagram::unbound()?.connect(path)
+}
+
+/// Locks the directory that `path` is in, until dropped. Without permission to read it, or if somebody else keeps
+/// it locked, we go on without.
+fn lock_directory(path: &Path) -> Option<File> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = File::open(parent.unwrap_or(Path::new("."))).ok()?;
+    let start = Instant::now();
+    loop {
+        match directory.try_lock() {
+            Ok(()) => return Some(directory),
+            Err(TryLockError::WouldBlock) if start.elapsed() < LOCK_WAIT => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the socket's directory cannot be locked");
+                return None;
+            }
         }
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Err(ListenError::Permission { path: path.into() })
-        }
-        // Connected, or its backlog is full: somebody listens.
-        _ => Err(ListenError::InUse { path: path.into() }),
     }
 }
 

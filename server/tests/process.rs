@@ -39,7 +39,7 @@ impl Server {
         let socket = directory.path().join("s");
         let process =
             nvme(&[&["--socket-path", socket.to_str().unwrap()], arguments].concat()).spawn().unwrap();
-        eventually("the socket", || UnixListener::bind(&socket).is_err() && socket.exists());
+        eventually("an answer at the socket", || UnixStream::connect(&socket).is_ok());
         Self { process, socket, _directory: directory }
     }
 
@@ -266,6 +266,46 @@ fn counters_are_printed_on_request_and_at_the_end() {
     server.process.stdout = Some(stdout);
     drop(client);
     assert!(server.stop().contains("counter messages.region_read 6\n"));
+}
+
+/// Whoever read what we print may be gone; that costs the text, not the clients.
+#[test]
+fn nobody_has_to_listen_to_what_it_says() {
+    let mut server = Server::start(&["--namespace=ram:1M", "-v"]);
+    drop(server.process.stdout.take());
+    drop(server.process.stderr.take());
+    let client = server.connect();
+    // Something for each: counters, and a warning.
+    server.signal(Signal::SIGUSR1);
+    let mut second = UnixStream::connect(&server.socket).unwrap();
+    second.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    assert_eq!(second.read(&mut [0; 16]).unwrap(), 0);
+    assert!(client.device_info().is_ok());
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.process.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_signal_ends_it_with_a_client_connected() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut server = Server::start(&["--namespace=ram:1M"]);
+        let client = server.connect();
+        server.signal(signal);
+        assert_eq!(server.process.wait().unwrap().code(), Some(0), "{signal}");
+        assert!(!server.socket.exists());
+        assert!(client.device_info().is_err(), "the client is told");
+    }
+}
+
+/// A log in a file has no colours in it, unless asked for.
+#[test]
+fn a_log_that_no_terminal_shows_is_plain() {
+    let mut server = Server::start(&["--namespace=ram:1M", "-v"]);
+    let mut log = server.process.stderr.take().unwrap();
+    server.stop();
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    assert!(text.contains("ready") && !text.contains('\x1b'), "{text}");
 }
 
 #[test]

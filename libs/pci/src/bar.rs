@@ -31,7 +31,10 @@ const FIRST: usize = 0x10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
     /// Memory below 4 GiB.
-    Memory32,
+    Memory32 {
+        /// Reads have no side effects.
+        prefetchable: bool,
+    },
     /// Memory anywhere; takes the next BAR as its upper half.
     Memory64 {
         /// Reads have no side effects.
@@ -54,7 +57,8 @@ impl Bar {
     /// The read-only low bits.
     pub(crate) fn type_bits(&self) -> u32 {
         match self.kind {
-            BarKind::Memory32 => 0x0,
+            BarKind::Memory32 { prefetchable: false } => 0x0,
+            BarKind::Memory32 { prefetchable: true } => 0x8,
             BarKind::Memory64 { prefetchable: false } => 0x4,
             BarKind::Memory64 { prefetchable: true } => 0xc,
             BarKind::Io => 0x1,
@@ -73,7 +77,7 @@ impl Bar {
     /// The specification's least sizes, and powers of two only.
     pub(crate) fn is_valid(&self) -> bool {
         let (least, most) = match self.kind {
-            BarKind::Memory32 => (16, 1 << 31),
+            BarKind::Memory32 { .. } => (16, 1 << 31),
             BarKind::Memory64 { .. } => (16, 1 << 63),
             BarKind::Io => (4, 256),
         };

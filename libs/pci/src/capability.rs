@@ -34,6 +34,26 @@ pub enum PowerState {
 }
 
 pub(crate) const PM_CONTROL: usize = 4;
+/// PowerState in PMCSR.
+const PM_STATE: u8 = 3;
+
+impl PowerState {
+    /// What the field PowerState of PMCSR says; `None` for D1 and D2, which are optional and not there.
+    pub(crate) fn decode(control: u8) -> Option<Self> {
+        match control & PM_STATE {
+            0 => Some(Self::D0),
+            3 => Some(Self::D3Hot),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn encode(self) -> u8 {
+        match self {
+            Self::D0 => 0,
+            Self::D3Hot => 3,
+        }
+    }
+}
 
 impl Capability for PowerManagement {
     fn id(&self) -> u8 {
@@ -48,7 +68,7 @@ impl Capability for PowerManagement {
         // PMC: version 3 (1.2). PMCSR: PowerState writable; No_Soft_Reset set.
         registers.set(offset.saturating_add(2), &3_u16.to_le_bytes());
         registers.set(offset.saturating_add(PM_CONTROL), &8_u16.to_le_bytes());
-        registers.make_writable(offset.saturating_add(PM_CONTROL), &3_u16.to_le_bytes());
+        registers.make_writable(offset.saturating_add(PM_CONTROL), &[PM_STATE]);
     }
 }
 
@@ -85,9 +105,9 @@ impl Capability for Express {
         registers.set(at(0xc), &(3_u32 | 4 << 4).to_le_bytes());
         registers.make_writable(at(0x10), &0x0fdb_u16.to_le_bytes());
         registers.set(at(0x12), &(3_u16 | 4 << 4).to_le_bytes());
-        // Device Capabilities 2: completion timeout can be disabled; Device Control 2 keeps what it is told.
+        // Device Capabilities 2: completion timeout can be disabled, its value is fixed.
         registers.set(at(0x24), &(1_u32 << 4).to_le_bytes());
-        registers.make_writable(at(0x28), &0x001f_u16.to_le_bytes());
+        registers.make_writable(at(0x28), &0x0010_u16.to_le_bytes());
         // Link Capabilities 2: 2.5, 5 and 8 GT/s. Link Control 2: target speed 8 GT/s.
         registers.set(at(0x2c), &(7_u32 << 1).to_le_bytes());
         registers.set(at(0x30), &3_u16.to_le_bytes());
@@ -104,6 +124,18 @@ pub struct Msix {
     pub table: (crate::BarIndex, u32),
     /// The same for the pending bits.
     pub pending: (crate::BarIndex, u32),
+}
+
+impl Msix {
+    /// In bytes.
+    pub(crate) fn table_length(&self) -> u64 {
+        u64::from(self.vectors).saturating_mul(16)
+    }
+
+    /// In bytes: whole quadwords.
+    pub(crate) fn pending_length(&self) -> u64 {
+        u64::from(self.vectors).div_ceil(64).saturating_mul(8)
+    }
 }
 
 pub(crate) const MSIX_CONTROL: usize = 2;

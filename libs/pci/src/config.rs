@@ -1,5 +1,7 @@
 //! Configuration space of a type 0 function.
 
+use std::ops::Range;
+
 use crate::bar::{Bar, BarIndex, BarKind};
 use crate::capability::{
     Capability, EXPRESS_DEVICE_CONTROL, Express, INITIATE_FLR, MSIX_CONTROL, MSIX_ENABLE, MSIX_FUNCTION_MASK,
@@ -24,8 +26,10 @@ const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
 const HEADER_END: usize = 0x40;
-/// Capabilities lie in the first 256 bytes.
+/// Capabilities lie in the first 256 bytes, all that a function without PCI Express has.
 const CAPABILITIES_END: usize = 0x100;
+/// With PCI Express (Base 3.0, section 7.2.2).
+const EXTENDED_END: usize = 0x1000;
 
 const COMMAND_IO: u16 = 1 << 0;
 const COMMAND_MEMORY: u16 = 1 << 1;
@@ -98,8 +102,8 @@ pub enum BuildError {
         /// Which.
         index: BarIndex,
     },
-    /// The MSI-X table or its pending bits lie outside of their BAR.
-    #[error("{length} bytes at {offset:#x} do not fit into BAR {} for MSI-X", index.get())]
+    /// The MSI-X table or its pending bits lie outside of their BAR, not on a multiple of 8, or not in memory.
+    #[error("{length} bytes for MSI-X cannot be at {offset:#x} in BAR {}", index.get())]
     MsixPlace {
         /// Which.
         index: BarIndex,
@@ -107,6 +111,12 @@ pub enum BuildError {
         offset: u32,
         /// In bytes.
         length: u64,
+    },
+    /// The MSI-X table and its pending bits overlap.
+    #[error("The MSI-X table and its pending bits overlap in BAR {}", index.get())]
+    MsixOverlap {
+        /// Which.
+        index: BarIndex,
     },
     /// 1 to 2048 vectors.
     #[error("{0} vectors are not between 1 and 2048")]
@@ -134,9 +144,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// A function with 4096 bytes of configuration space and nothing else.
+    /// A function that has an identity and nothing else.
     pub fn new(identity: Identity) -> Self {
-        let mut registers = Registers::new(4096);
+        let mut registers = Registers::new(EXTENDED_END);
         registers.set(VENDOR_ID, &identity.vendor.to_le_bytes());
         registers.set(DEVICE_ID, &identity.device.to_le_bytes());
         registers.set(REVISION, &[identity.revision]);
@@ -213,23 +223,29 @@ impl Builder {
     /// Adds MSI-X; its BARs have to be there already.
     ///
     /// # Errors
-    /// [`BuildError::MsixVectors`], [`BuildError::MsixPlace`], [`BuildError::CapabilitiesFull`]
+    /// [`BuildError::MsixVectors`], [`BuildError::MsixPlace`], [`BuildError::MsixOverlap`],
+    /// [`BuildError::CapabilitiesFull`]
     pub fn msix(mut self, capability: Msix) -> Result<Self, BuildError> {
         if !(1..=2048).contains(&capability.vectors) {
             return Err(BuildError::MsixVectors(capability.vectors));
         }
-        let vectors = u64::from(capability.vectors);
-        let pending = vectors.div_ceil(64).saturating_mul(8);
-        for ((index, offset), length) in
-            [(capability.table, vectors.saturating_mul(16)), (capability.pending, pending)]
-        {
-            let size = self.space.bar(index).map_or(0, |bar| bar.size);
-            if u64::from(offset).saturating_add(length) > size || offset & 7 != 0 {
-                return Err(BuildError::MsixPlace { index, offset, length });
-            }
+        let table = self.msix_place(capability.table, capability.table_length())?;
+        let pending = self.msix_place(capability.pending, capability.pending_length())?;
+        let index = capability.table.0;
+        if index == capability.pending.0 && table.start < pending.end && pending.start < table.end {
+            return Err(BuildError::MsixOverlap { index });
         }
         self.space.msix = Some(self.add(&capability)?);
         Ok(self)
+    }
+
+    fn msix_place(&self, (index, offset): (BarIndex, u32), length: u64) -> Result<Range<u64>, BuildError> {
+        let memory = self.space.bar(index).filter(|bar| bar.kind != BarKind::Io);
+        let range = u64::from(offset)..u64::from(offset).saturating_add(length);
+        if range.end > memory.map_or(0, |bar| bar.size) || offset & 7 != 0 {
+            return Err(BuildError::MsixPlace { index, offset, length });
+        }
+        Ok(range)
     }
 
     /// Adds a vendor-specific capability.
@@ -255,13 +271,17 @@ impl Builder {
         Ok(offset)
     }
 
-    /// The function, in its initial state.
-    pub fn build(self) -> ConfigSpace {
+    /// The function, in its initial state: with 4096 bytes of configuration space if it has PCI Express, else
+    /// with 256.
+    pub fn build(mut self) -> ConfigSpace {
+        if self.space.express.is_none() {
+            self.space.registers.truncate(CAPABILITIES_END);
+        }
         self.space
     }
 }
 
-/// A function's configuration space: 4096 bytes.
+/// A function's configuration space.
 #[derive(Clone, Debug)]
 pub struct ConfigSpace {
     registers: Registers,
@@ -302,6 +322,7 @@ impl ConfigSpace {
         }
         let before = self.state();
         self.registers.write(offset, from);
+        self.discard_unsupported_power_state(before.power);
         let after = self.state();
         let mut effects = Vec::new();
         if before.command != after.command {
@@ -333,6 +354,15 @@ impl ConfigSpace {
         register.checked_sub(offset).and_then(|at| from.get(at)).is_some_and(|byte| byte & high != 0)
     }
 
+    /// An attempt to enter D1 or D2 completes, and changes nothing (PCI Power Management 1.2, section 3.2.4).
+    fn discard_unsupported_power_state(&mut self, before: PowerState) {
+        if let Some(at) = self.power_control()
+            && PowerState::decode(self.registers.byte(at)).is_none()
+        {
+            self.registers.write(at, &[before.encode()]);
+        }
+    }
+
     /// The initial state, as after power-on.
     pub fn reset(&mut self) {
         self.registers.reset();
@@ -343,12 +373,7 @@ impl ConfigSpace {
         for (index, address) in (0..).zip(&mut bars) {
             *address = BarIndex::new(index).and_then(|index| self.bar_address(index));
         }
-        State {
-            command: self.command(),
-            bars,
-            power: self.power_state(),
-            msix: self.msix.map_or(0, |at| self.registers.word(at.saturating_add(MSIX_CONTROL))),
-        }
+        State { command: self.command(), bars, power: self.power_state(), msix: self.msix_control() }
     }
 
     fn command(&self) -> u16 {
@@ -393,11 +418,12 @@ impl ConfigSpace {
 
     /// The power state; D0 without the capability.
     pub fn power_state(&self) -> PowerState {
-        match self.power.map(|at| self.registers.word(at.saturating_add(PM_CONTROL)) & 3) {
-            Some(3) => PowerState::D3Hot,
-            // D1 and D2 are not supported: the device stays on.
-            _ => PowerState::D0,
-        }
+        let control = self.power_control().map_or(0, |at| self.registers.byte(at));
+        PowerState::decode(control).unwrap_or(PowerState::D0)
+    }
+
+    fn power_control(&self) -> Option<usize> {
+        self.power.map(|at| at.saturating_add(PM_CONTROL))
     }
 
     fn msix_control(&self) -> u16 {

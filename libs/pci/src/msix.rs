@@ -80,8 +80,11 @@ impl MsixTable {
         })
     }
 
-    /// Sets or clears a pending bit.
+    /// Sets or clears a pending bit; those beyond the last vector are reserved and stay 0.
     pub fn set_pending(&mut self, vector: u16, pending: bool) {
+        if self.vector(vector).is_none() {
+            return;
+        }
         let bit = 1 << (vector % 8);
         if let Some(byte) = self.pending.get_mut(usize::from(vector / 8)) {
             *byte = if pending { *byte | bit } else { *byte & !bit };

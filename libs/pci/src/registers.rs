@@ -20,6 +20,13 @@ impl Registers {
         }
     }
 
+    /// Keeps the first `size` bytes.
+    pub(crate) fn truncate(&mut self, size: usize) {
+        for file in [&mut self.value, &mut self.initial, &mut self.writable, &mut self.cleared_by_one] {
+            file.truncate(size);
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.value.len()
     }
@@ -43,6 +50,10 @@ impl Registers {
         for (byte, value) in into.iter_mut().zip(self.value.iter().skip(offset)) {
             *byte = *value;
         }
+    }
+
+    pub(crate) fn byte(&self, offset: usize) -> u8 {
+        self.value.get(offset).copied().unwrap_or(0)
     }
 
     pub(crate) fn word(&self, offset: usize) -> u16 {

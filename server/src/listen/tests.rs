@@ -1,4 +1,9 @@
 use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Barrier;
+use std::thread;
+
+use nix::unistd::Uid;
 
 use super::*;
 
@@ -21,16 +26,77 @@ fn a_socket_that_took_our_place_stays() {
     let path = directory.path().join("s");
     let ours = Source::bind(&path).unwrap();
     fs::remove_file(&path).unwrap();
-    // Kept alive together, so that the two cannot have the same inode.
-    let other = UnixListener::bind(&path).unwrap();
-    let same = fs::symlink_metadata(&path).unwrap().ino()
-        == match &ours {
-            Source::Listener(_, Some(file)) => file.inode.1,
-            _ => unreachable!(),
-        };
+    let _other = UnixListener::bind(&path).unwrap();
     drop(ours);
-    assert!(same || path.exists());
-    drop(other);
+    assert!(path.exists());
+}
+
+/// Of servers that find the same stale file at the same time, one listens, and its file stays.
+#[test]
+fn a_stale_socket_has_one_successor() {
+    let directory = tempfile::tempdir().unwrap();
+    for round in 0..100 {
+        let path = directory.path().join(round.to_string());
+        drop(UnixListener::bind(&path).unwrap());
+        let start = Barrier::new(4);
+        let bind = || {
+            start.wait();
+            Source::bind(&path)
+        };
+        let results: Vec<_> = thread::scope(|scope| {
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(bind)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let errors: Vec<_> = results.iter().filter_map(|result| result.as_ref().err()).collect();
+        assert_eq!(errors.len(), 3, "round {round}: {errors:?}");
+        assert!(errors.iter().all(|error| matches!(error, ListenError::InUse { .. })), "{errors:?}");
+        assert!(UnixStream::connect(&path).is_ok(), "round {round}");
+    }
+}
+
+/// A server that ends does not take the file of the next one with it, however early that one comes.
+#[test]
+fn the_next_server_keeps_its_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let mut current = Source::bind(&path).unwrap();
+    for round in 0..1000 {
+        let next = thread::scope(|scope| {
+            let next = scope.spawn(|| {
+                loop {
+                    match Source::bind(&path) {
+                        Ok(source) => return source,
+                        Err(ListenError::InUse { .. }) => thread::yield_now(),
+                        Err(error) => panic!("round {round}: {error}"),
+                    }
+                }
+            });
+            drop(current);
+            next.join().unwrap()
+        });
+        assert!(UnixStream::connect(&path).is_ok(), "round {round}");
+        current = next;
+    }
+}
+
+/// A server that is asked whether it lives sees no client.
+#[test]
+fn asking_is_no_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let live = UnixListener::bind(&path).unwrap();
+    live.set_nonblocking(true).unwrap();
+    assert!(matches!(Source::bind(&path), Err(ListenError::InUse { .. })));
+    assert_eq!(live.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn the_longest_path_is_good() {
+    let directory = tempfile::tempdir().unwrap();
+    let room = PATH_MAX - directory.path().as_os_str().len() - 1;
+    assert!(Source::bind(&directory.path().join("x".repeat(room))).is_ok());
+    let longer = directory.path().join("x".repeat(room + 1));
+    assert!(matches!(Source::bind(&longer), Err(ListenError::TooLong { length: 108 })));
 }
 
 #[test]
@@ -55,7 +121,7 @@ fn mistakes_have_their_own_errors() {
 fn an_inherited_descriptor_listens_is_connected_or_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(directory.path().join("s")).unwrap();
-    assert!(matches!(Source::inherited(listener.into_raw_fd()), Ok(Source::Listener(_, None))));
+    assert!(matches!(Source::inherited(listener.into_raw_fd()), Ok(Source::Listener { file: None, .. })));
     let (stream, _peer) = UnixStream::pair().unwrap();
     assert!(matches!(Source::inherited(stream.into_raw_fd()), Ok(Source::Client(_))));
     let (datagram, _peer) = std::os::unix::net::UnixDatagram::pair().unwrap();
@@ -64,4 +130,22 @@ fn an_inherited_descriptor_listens_is_connected_or_is_refused() {
     assert!(Source::inherited(file.as_raw_fd().saturating_add(500)).is_err());
     assert!(Source::inherited(file.into_raw_fd()).is_err());
     assert!(Source::inherited(0).is_err());
+}
+
+#[test]
+fn without_permission_nothing_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let stale = directory.path().join("stale");
+    drop(UnixListener::bind(&stale).unwrap());
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    // Root may do anything; so this thread is somebody else, as far as files go.
+    let bind = |path: &Path| {
+        nix::unistd::setfsuid(Uid::from_raw(65534));
+        Source::bind(path)
+    };
+    for path in [directory.path().join("new"), stale.clone()] {
+        let result = thread::scope(|scope| scope.spawn(|| bind(&path)).join().unwrap());
+        assert!(matches!(result, Err(ListenError::Permission { .. })), "{path:?}: {result:?}");
+    }
+    assert!(stale.exists());
 }

@@ -20,7 +20,7 @@ fn function() -> ConfigSpace {
     Builder::new(IDENTITY)
         .bar(bar(0), Bar { kind: BarKind::Memory64 { prefetchable: false }, size: 0x4000 })
         .unwrap()
-        .bar(bar(2), Bar { kind: BarKind::Memory32, size: 0x1000 })
+        .bar(bar(2), Bar { kind: BarKind::Memory32 { prefetchable: true }, size: 0x1000 })
         .unwrap()
         .bar(bar(3), Bar { kind: BarKind::Io, size: 32 })
         .unwrap()
@@ -117,7 +117,7 @@ fn sizing_a_bar_shows_its_size_and_kind() {
     for (offset, expected) in [
         (0x10, 0xffff_c004),
         (0x14, 0xffff_ffff),
-        (0x18, 0xffff_f000),
+        (0x18, 0xffff_f008),
         (0x1c, 0x0000_ffe1),
         (0x20, 0x0000_000c),
         (0x24, 0xffff_fffe),
@@ -187,7 +187,7 @@ fn function_level_reset_brings_the_initial_state_back() {
 #[test]
 fn what_cannot_be_is_not_built() {
     let new = || Builder::new(IDENTITY);
-    let memory = |size| Bar { kind: BarKind::Memory32, size };
+    let memory = |size| Bar { kind: BarKind::Memory32 { prefetchable: false }, size };
     let wide = |size| Bar { kind: BarKind::Memory64 { prefetchable: false }, size };
     for bad in [memory(0), memory(8), memory(0x3000), memory(1 << 32), Bar { kind: BarKind::Io, size: 512 }] {
         assert!(matches!(new().bar(bar(0), bad), Err(BuildError::BarSize { .. })), "{bad:?}");
@@ -198,15 +198,58 @@ fn what_cannot_be_is_not_built() {
     assert!(matches!(one().bar(bar(0), memory(4096)), Err(BuildError::BarTaken { .. })));
     let two = new().bar(bar(1), memory(4096)).unwrap();
     assert!(matches!(two.bar(bar(0), wide(4096)), Err(BuildError::BarTaken { .. })));
-    let msix = |vectors, offset| Msix { vectors, table: (bar(0), offset), pending: (bar(0), 0) };
+    let msix = |vectors, offset| Msix { vectors, table: (bar(0), offset), pending: (bar(0), 0x800) };
     assert!(matches!(one().msix(msix(0, 0)), Err(BuildError::MsixVectors(0))));
     assert!(matches!(one().msix(msix(2049, 0)), Err(BuildError::MsixVectors(2049))));
     assert!(matches!(one().msix(msix(16, 0xf08)), Err(BuildError::MsixPlace { .. })));
     assert!(matches!(one().msix(msix(1, 4)), Err(BuildError::MsixPlace { .. })));
     assert!(matches!(new().msix(msix(1, 0)), Err(BuildError::MsixPlace { .. })));
+    for (table, pending) in [(0, 0), (0, 0xf8), (0x808, 0x800), (0x780, 0x800)] {
+        let overlap = Msix { vectors: 65, table: (bar(0), table), pending: (bar(0), pending) };
+        assert!(
+            matches!(one().msix(overlap), Err(BuildError::MsixOverlap { .. })),
+            "{table:#x} {pending:#x}"
+        );
+    }
+    for (table, pending) in [(0x10, 0), (0, 0x410), (0xbf0, 0xbe0)] {
+        let apart = Msix { vectors: 65, table: (bar(0), table), pending: (bar(0), pending) };
+        assert!(one().msix(apart).is_ok(), "{table:#x} {pending:#x}");
+    }
+    let ports = new().bar(bar(0), Bar { kind: BarKind::Io, size: 256 }).unwrap();
+    let in_ports = Msix { vectors: 1, table: (bar(0), 0), pending: (bar(0), 0x80) };
+    assert!(matches!(ports.msix(in_ports), Err(BuildError::MsixPlace { .. })));
     assert!(matches!(new().pin(5), Err(BuildError::Pin(5))));
     let long = Vendor { data: vec![0; 100] };
     assert!(matches!(new().vendor(&long).unwrap().vendor(&long), Err(BuildError::CapabilitiesFull { .. })));
+}
+
+/// PCI Power Management 1.2, section 3.2.4.
+#[test]
+fn a_power_state_that_is_not_there_is_not_entered() {
+    let mut space = function();
+    let control = capability(&space, 0x01) + 4;
+    for (state, code) in [(PowerState::D0, 0), (PowerState::D3Hot, 3)] {
+        space.write(control, &[code]);
+        for absent in [1, 2] {
+            assert_eq!(space.write(control, &[absent]), [], "{state:?} stays");
+            assert_eq!(space.power_state(), state);
+            assert_eq!(byte(&space, control), 8 | code, "and can be read");
+        }
+    }
+}
+
+#[test]
+fn only_pci_express_has_more_than_256_bytes() {
+    assert_eq!(function().size(), 4096);
+    let mut space = Builder::new(IDENTITY).power_management(PowerManagement).unwrap().build();
+    assert_eq!(space.size(), 256);
+    // What lies behind the end is nothing, and crossing it is no fault.
+    let mut bytes = [0xff; 8];
+    assert_eq!(space.write(0xfc, &bytes), []);
+    space.read(0xfc, &mut bytes);
+    assert_eq!(bytes, [0; 8]);
+    space.reset();
+    assert_eq!(space.size(), 256);
 }
 
 /// Which bits the specification lets software write, and which it clears by 1: written down apart from the
@@ -227,7 +270,7 @@ fn masks(space: &ConfigSpace) -> (Vec<u8>, Vec<u8>) {
     let express = capability(space, 0x10);
     allow(express + 0x08, 0x7fff, 2);
     allow(express + 0x10, 0x0fdb, 2);
-    allow(express + 0x28, 0x001f, 2);
+    allow(express + 0x28, 0x0010, 2);
     allow(express + 0x30, 0x000f, 2);
     allow(capability(space, 0x11) + 2, 0xc000, 2);
     cleared[0x06..0x08].copy_from_slice(&0xf900_u16.to_le_bytes());
@@ -247,6 +290,7 @@ proptest! {
         space.read(0, &mut initial);
         let mut model = initial.clone();
         let flr = capability(&space, 0x10) + 9;
+        let power = capability(&space, 0x01) + 4;
         for (offset, bytes) in writes {
             // Most writes go where there is something.
             let offset = if offset >= 0x100 && offset % 3 != 0 { offset % 0x100 } else { offset };
@@ -256,8 +300,12 @@ proptest! {
             if resets {
                 model.copy_from_slice(&initial);
             } else {
+                let state = model[power];
                 for (at, byte) in (offset..4096).zip(&bytes) {
                     model[at] = (model[at] & !writable[at] | byte & writable[at]) & !(byte & cleared[at]);
+                }
+                if matches!(model[power] & 3, 1 | 2) {
+                    model[power] = state;
                 }
             }
             let mut now = vec![0; 4096];
@@ -274,26 +322,86 @@ proptest! {
 
     #[test]
     fn a_bar_of_any_size_is_sized_and_placed(
-        shift in 4_u32..63, address in any::<u64>(), prefetchable in any::<bool>(), widths in prop::collection::vec(1_usize..9, 1..9)
+        kind in prop_oneof![
+            any::<bool>().prop_map(|prefetchable| BarKind::Memory32 { prefetchable }),
+            any::<bool>().prop_map(|prefetchable| BarKind::Memory64 { prefetchable }),
+            Just(BarKind::Io),
+        ],
+        shift in any::<u32>(),
+        address in any::<u64>(),
+        widths in prop::collection::vec(1_usize..9, 1..9),
     ) {
-        let size = 1_u64 << shift;
-        let kind = BarKind::Memory64 { prefetchable };
+        // The type bits, the bits below an address, the bytes of the register, the sizes as powers of two.
+        let (low_bits, below, width, shifts) = match kind {
+            BarKind::Memory32 { prefetchable } => (if prefetchable { 0x8 } else { 0x0 }, 0xf, 4, 4..32),
+            BarKind::Memory64 { prefetchable } => (if prefetchable { 0xc } else { 0x4 }, 0xf, 8, 4..64),
+            BarKind::Io => (0x1, 0x3, 4, 2..9),
+        };
+        let size = 1_u64 << (shifts.start + shift % (shifts.end - shifts.start));
         let mut space = Builder::new(IDENTITY).bar(bar(2), Bar { kind, size }).unwrap().build();
         let write = |space: &mut ConfigSpace, value: u64| {
             let bytes = value.to_le_bytes();
             let (mut at, mut widths) = (0, widths.iter().cycle());
-            while at < 8 {
-                let end = (at + widths.next().unwrap()).min(8);
+            while at < width {
+                let end = (at + widths.next().unwrap()).min(width);
                 space.write(0x18 + at, &bytes[at..end]);
                 at = end;
             }
         };
+        let read = |space: &ConfigSpace| u64::from(dword(space, 0x1c)) << 32 | u64::from(dword(space, 0x18));
         write(&mut space, u64::MAX);
-        let low = u64::from(dword(&space, 0x18));
-        let mask = (u64::from(dword(&space, 0x1c)) << 32 | low) & !0xf;
-        prop_assert_eq!(mask.wrapping_neg(), size.max(16));
-        prop_assert_eq!(low & 0xf, if prefetchable { 0xc } else { 0x4 });
+        let sized = read(&space);
+        prop_assert_eq!(sized & below, low_bits);
+        // The lowest address bit that sticks is the size (PCI Local Bus 3.0, section 6.2.5.1).
+        prop_assert_eq!(1_u64 << (sized & !below).trailing_zeros(), size);
         write(&mut space, address);
-        prop_assert_eq!(space.bar_address(bar(2)), Some(address & !(size - 1)));
+        // Ports have 16 bits.
+        let reach = match kind {
+            BarKind::Memory32 { .. } => u64::from(u32::MAX),
+            BarKind::Memory64 { .. } => u64::MAX,
+            BarKind::Io => u64::from(u16::MAX),
+        };
+        let placed = address & reach & !(size - 1);
+        prop_assert_eq!(read(&space), placed | low_bits);
+        prop_assert_eq!(space.bar_address(bar(2)), Some(placed));
+        prop_assert_eq!(space.bar_address(bar(3)), None);
+    }
+
+    /// Whatever is added, in whatever order: what fits is a list of what was added, without overlaps.
+    #[test]
+    fn any_capabilities_form_a_list(kinds in prop::collection::vec(0_usize..40, 0..12)) {
+        let mut added = Vec::new();
+        let memory = Bar { kind: BarKind::Memory64 { prefetchable: false }, size: 0x4000 };
+        let mut builder = Builder::new(IDENTITY).bar(bar(0), memory).unwrap();
+        let mut room = CAPABILITIES_END - HEADER_END;
+        for kind in kinds {
+            let (id, length) = match kind {
+                0 => (0x01, 8),
+                1 => (0x10, 0x3c),
+                2 => (0x11, 12),
+                data => (0x09, data + 3),
+            };
+            let result = match kind {
+                0 => builder.power_management(PowerManagement),
+                1 => builder.express(Express),
+                2 => builder.msix(Msix { vectors: 9, table: (bar(0), 0x2000), pending: (bar(0), 0x3000) }),
+                data => builder.vendor(&Vendor { data: vec![0xff; data] }),
+            };
+            prop_assert_eq!(result.is_ok(), length <= room);
+            let Ok(next) = result else { return Ok(()) };
+            builder = next;
+            added.push((id, length));
+            room = room.saturating_sub(length.next_multiple_of(4));
+            let space = ConfigSpace::clone(&builder.space);
+            let list = walk(&space);
+            prop_assert_eq!(list.len(), added.len());
+            let mut end = HEADER_END;
+            for (&(id, at), &(expected, length)) in list.iter().zip(&added) {
+                prop_assert_eq!(id, expected);
+                prop_assert!(at >= end);
+                end = at + length;
+            }
+            prop_assert!(end <= CAPABILITIES_END);
+        }
     }
 }
