@@ -34,6 +34,8 @@ pub enum PowerState {
 }
 
 pub(crate) const PM_CONTROL: usize = 4;
+/// PMCSR, PowerState.
+pub(crate) const POWER_STATE: u16 = 3;
 
 impl Capability for PowerManagement {
     fn id(&self) -> u8 {
@@ -83,11 +85,12 @@ impl Capability for Express {
         registers.make_cleared_by_one(at(0xa), &0x000f_u16.to_le_bytes());
         // Link Capabilities and Status: 8 GT/s, four lanes.
         registers.set(at(0xc), &(3_u32 | 4 << 4).to_le_bytes());
-        registers.make_writable(at(0x10), &0x0fdb_u16.to_le_bytes());
+        // Link Control of an endpoint: ASPM, read completion boundary, common clock, extended synch.
+        registers.make_writable(at(0x10), &0x00cb_u16.to_le_bytes());
         registers.set(at(0x12), &(3_u16 | 4 << 4).to_le_bytes());
-        // Device Capabilities 2: completion timeout can be disabled; Device Control 2 keeps what it is told.
+        // Device Capabilities 2 and Control 2: the completion timeout can be disabled, but has one range only.
         registers.set(at(0x24), &(1_u32 << 4).to_le_bytes());
-        registers.make_writable(at(0x28), &0x001f_u16.to_le_bytes());
+        registers.make_writable(at(0x28), &0x0010_u16.to_le_bytes());
         // Link Capabilities 2: 2.5, 5 and 8 GT/s. Link Control 2: target speed 8 GT/s.
         registers.set(at(0x2c), &(7_u32 << 1).to_le_bytes());
         registers.set(at(0x30), &3_u16.to_le_bytes());

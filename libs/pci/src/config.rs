@@ -3,7 +3,7 @@
 use crate::bar::{Bar, BarIndex, BarKind};
 use crate::capability::{
     Capability, EXPRESS_DEVICE_CONTROL, Express, INITIATE_FLR, MSIX_CONTROL, MSIX_ENABLE, MSIX_FUNCTION_MASK,
-    Msix, PM_CONTROL, PowerManagement, PowerState, Vendor,
+    Msix, PM_CONTROL, POWER_STATE, PowerManagement, PowerState, Vendor,
 };
 use crate::registers::Registers;
 
@@ -98,8 +98,8 @@ pub enum BuildError {
         /// Which.
         index: BarIndex,
     },
-    /// The MSI-X table or its pending bits lie outside of their BAR.
-    #[error("{length} bytes at {offset:#x} do not fit into BAR {} for MSI-X", index.get())]
+    /// The MSI-X table or its pending bits lie outside of their BAR, or in each other.
+    #[error("{length} bytes at {offset:#x} have no place in BAR {} for MSI-X", index.get())]
     MsixPlace {
         /// Which.
         index: BarIndex,
@@ -219,14 +219,22 @@ impl Builder {
             return Err(BuildError::MsixVectors(capability.vectors));
         }
         let vectors = u64::from(capability.vectors);
-        let pending = vectors.div_ceil(64).saturating_mul(8);
-        for ((index, offset), length) in
-            [(capability.table, vectors.saturating_mul(16)), (capability.pending, pending)]
-        {
+        let Msix { table, pending, .. } = capability;
+        let (table_length, pending_length) =
+            (vectors.saturating_mul(16), vectors.div_ceil(64).saturating_mul(8));
+        let end = |offset: u32, length: u64| u64::from(offset).saturating_add(length);
+        for ((index, offset), length) in [(table, table_length), (pending, pending_length)] {
             let size = self.space.bar(index).map_or(0, |bar| bar.size);
-            if u64::from(offset).saturating_add(length) > size || offset & 7 != 0 {
+            if end(offset, length) > size || offset & 7 != 0 {
                 return Err(BuildError::MsixPlace { index, offset, length });
             }
+        }
+        let apart = table.0 != pending.0
+            || end(table.1, table_length) <= pending.1.into()
+            || end(pending.1, pending_length) <= table.1.into();
+        if !apart {
+            let (index, offset) = pending;
+            return Err(BuildError::MsixPlace { index, offset, length: pending_length });
         }
         self.space.msix = Some(self.add(&capability)?);
         Ok(self)
@@ -301,7 +309,9 @@ impl ConfigSpace {
             return vec![Effect::FunctionLevelReset];
         }
         let before = self.state();
+        let power = self.power_bits();
         self.registers.write(offset, from);
+        self.keep_supported_power_state(power);
         let after = self.state();
         let mut effects = Vec::new();
         if before.command != after.command {
@@ -323,6 +333,15 @@ impl ConfigSpace {
             effects.push(Effect::Msix { enabled: self.msix_enabled(), masked: self.msix_masked() });
         }
         effects
+    }
+
+    /// A write of a state that is not supported is discarded (PM 1.2, section 3.2.4).
+    fn keep_supported_power_state(&mut self, before: u16) {
+        if let (Some(at), 1 | 2) = (self.power, self.power_bits()) {
+            let control = self.registers.word(at.saturating_add(PM_CONTROL));
+            let control = control & !POWER_STATE | before;
+            self.registers.write(at.saturating_add(PM_CONTROL), &control.to_le_bytes());
+        }
     }
 
     /// Whether a write sets the bit that always reads as 0.
@@ -391,13 +410,13 @@ impl ConfigSpace {
         self.command() & COMMAND_INTX_DISABLE != 0
     }
 
+    fn power_bits(&self) -> u16 {
+        self.power.map_or(0, |at| self.registers.word(at.saturating_add(PM_CONTROL)) & POWER_STATE)
+    }
+
     /// The power state; D0 without the capability.
     pub fn power_state(&self) -> PowerState {
-        match self.power.map(|at| self.registers.word(at.saturating_add(PM_CONTROL)) & 3) {
-            Some(3) => PowerState::D3Hot,
-            // D1 and D2 are not supported: the device stays on.
-            _ => PowerState::D0,
-        }
+        if self.power_bits() == POWER_STATE { PowerState::D3Hot } else { PowerState::D0 }
     }
 
     fn msix_control(&self) -> u16 {

@@ -80,8 +80,11 @@ impl MsixTable {
         })
     }
 
-    /// Sets or clears a pending bit.
+    /// Sets or clears a pending bit; one of a vector that does not exist stays 0.
     pub fn set_pending(&mut self, vector: u16, pending: bool) {
+        if usize::from(vector) >= self.table.len() / ENTRY {
+            return;
+        }
         let bit = 1 << (vector % 8);
         if let Some(byte) = self.pending.get_mut(usize::from(vector / 8)) {
             *byte = if pending { *byte | bit } else { *byte & !bit };
