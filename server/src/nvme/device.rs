@@ -98,7 +98,7 @@ impl Layout {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Registers,
     Doorbells,
@@ -393,3 +393,6 @@ impl Service for Drive {
         lines.into_iter().map(|(name, count)| format!("counter {name} {count}\n")).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;
