@@ -81,6 +81,19 @@ impl Host for Machine {
         self.access(at, into.len(), |view, at| view.read(at, into))
     }
 
+    fn confirm(&mut self, at: Iova, bytes: &[u8]) -> bool {
+        let Some(guest) = &mut self.guest else { return false };
+        let confirmed = guest.view.confirm(dma::Iova(at.0), bytes);
+        if !confirmed {
+            tracing::error!(
+                "the guest's memory is private to its VMM: what the drive finds in the descriptor that it was given is \
+                 not what the guest wrote. Nothing was executed; start the guest with shared memory (QEMU: \
+                 -object memory-backend-memfd,share=on,…)"
+            );
+        }
+        confirmed
+    }
+
     #[inline]
     fn write(&mut self, at: Iova, from: &[u8]) -> Result<(), DmaError> {
         self.access(at, from.len(), |view, at| view.write(at, from))
