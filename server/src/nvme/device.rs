@@ -374,7 +374,7 @@ impl Service for Drive {
         self.worker.stop();
     }
 
-    fn report(&self) -> String {
+    fn counters(&self) -> Vec<(String, u64)> {
         let counters = &self.counters;
         let (reads, writes) = (counters.reads.get(), counters.writes.get());
         let others = [
@@ -407,7 +407,7 @@ impl Service for Drive {
                 .map(|(name, count)| (format!("messages.{}", name.to_lowercase()), count)),
         );
         lines.sort();
-        lines.into_iter().map(|(name, count)| format!("counter {name} {count}\n")).collect()
+        lines
     }
 }
 
