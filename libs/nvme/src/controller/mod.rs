@@ -11,8 +11,8 @@
 //! * `identify`, `features`, `timestamp`, `health`, `events`: what the host can ask.
 //!
 //! What it does not do: SGLs, fused commands, metadata and protection information, arbitration other than
-//! round robin, queues that are not contiguous, pages other than 4 KiB, a controller memory buffer, NVM
-//! subsystem reset, namespace management, format, firmware update, security, directives, sanitize, reservations.
+//! round robin, queues that are not contiguous, pages other than 4 KiB, a controller memory buffer,
+//! namespace management, format, firmware update, security, directives, sanitize, reservations.
 
 #![cfg_attr(
     not(test),

@@ -135,6 +135,22 @@ fn a_reset_from_outside_converges_from_every_state() {
 }
 
 #[test]
+fn a_subsystem_reset_converges_and_leaves_its_trace() {
+    let (mut machine, mut pair) = ready(Pace::Later(0));
+    write(&mut machine, &mut pair);
+    assert_eq!(machine.write32(Register::NSSR, 0x4e56_4d65), Effect::Wake);
+    machine.poll();
+    let occurred = ControllerStatus::default().with_subsystem_reset_occurred(true);
+    assert_eq!(machine.status(), occurred.with_ready(true), "the disk still reads the host's memory");
+    disk(&mut machine).pace = Pace::Later(1);
+    machine.settle();
+    assert_eq!(machine.status(), occurred);
+    assert_eq!(machine.read32(Register::AQA), 0);
+    let _ = machine.write32(Register::CSTS, occurred.bits());
+    machine.enable();
+}
+
+#[test]
 fn shutdown_ends_what_was_begun_and_flushes() {
     for notification in [ShutdownNotification::NORMAL, ShutdownNotification::ABRUPT] {
         let (mut machine, mut pair) = ready(Pace::Later(0));
