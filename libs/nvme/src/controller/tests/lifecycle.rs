@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::machine::*;
 use crate::controller::{Effect, Options};
 use crate::spec::{
-    Configuration, ControllerStatus, NvmOpcode, Register, ShutdownNotification, ShutdownStatus,
+    AdminOpcode, Configuration, ControllerStatus, NvmOpcode, Register, ShutdownNotification, ShutdownStatus,
     SubmissionEntry,
 };
 
@@ -46,6 +46,32 @@ fn what_the_controller_cannot_do_is_a_fatal_status_that_a_reset_ends() {
     let _ = machine.write32(Register::CC, 1);
     machine.poll();
     assert!(machine.status().fatal());
+}
+
+/// The first command is not executed, nothing is written, and the host's own mistake does not outlive a reset.
+#[test]
+fn memory_that_only_seems_to_be_the_hosts_is_fatal() {
+    let mut machine = Machine::new(Options::default(), vec![RamDisk::new(16, 9, Pace::AtOnce)]);
+    machine.enable();
+    machine.host.private = true;
+    let mut admin = std::mem::replace(&mut machine.admin, Pair::new(0, ADMIN_AT, 32));
+    let identify = SubmissionEntry {
+        opcode: AdminOpcode::IDENTIFY.0,
+        prp1: DATA_AT.into(),
+        dword10: 1.into(),
+        ..SubmissionEntry::default()
+    };
+    machine.push(&mut admin, &identify);
+    let before = machine.host.bytes.clone();
+    machine.settle();
+    assert_eq!(machine.status(), ControllerStatus::default().with_ready(true).with_fatal(true));
+    assert_eq!(machine.host.bytes, before);
+    assert!(machine.host.interrupts.is_empty());
+    machine.host.private = false;
+    let _ = machine.write32(Register::CC, 0);
+    machine.settle();
+    machine.enable();
+    machine.run_admin(identify).unwrap();
 }
 
 #[test]
