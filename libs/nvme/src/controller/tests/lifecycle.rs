@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::machine::*;
 use crate::controller::{Effect, Options};
 use crate::spec::{
-    AdminOpcode, Configuration, ControllerStatus, NvmOpcode, Register, ShutdownNotification, ShutdownStatus,
-    SubmissionEntry,
+    AdminOpcode, Configuration, ControllerStatus, LogPageId, NvmOpcode, Register, ShutdownNotification,
+    ShutdownStatus, SmartLog, SubmissionEntry,
 };
 
 fn ready(pace: Pace) -> (Machine, Pair) {
@@ -17,6 +17,15 @@ fn ready(pace: Pace) -> (Machine, Pair) {
 
 fn disk(machine: &mut Machine) -> &mut RamDisk {
     &mut machine.controller.disks.namespaces[0].disk
+}
+
+fn get_log(page: LogPageId, bytes: u32) -> SubmissionEntry {
+    SubmissionEntry {
+        opcode: AdminOpcode::GET_LOG_PAGE.0,
+        prp1: DATA_AT.into(),
+        dword10: ((bytes / 4 - 1) << 16 | u32::from(page.0)).into(),
+        ..SubmissionEntry::default()
+    }
 }
 
 fn write(machine: &mut Machine, pair: &mut Pair) {
@@ -156,6 +165,20 @@ fn a_reset_from_outside_converges_from_every_state() {
         machine.settle();
         assert!(machine.controller.is_quiet(), "state {state}");
         assert_eq!(machine.status(), ControllerStatus::default());
+        machine.enable();
+    }
+}
+
+#[test]
+fn each_time_the_power_comes_is_counted() {
+    let (mut machine, _) = ready(Pace::AtOnce);
+    for cycles in 1..4_u32 {
+        machine.run_admin(get_log(LogPageId::SMART, 512)).unwrap();
+        assert_eq!(machine.data::<SmartLog>().power_cycles.get(), u128::from(cycles));
+        let _ = machine.registers.reset();
+        machine.settle();
+        let _ = machine.registers.power_cycle();
+        machine.settle();
         machine.enable();
     }
 }
