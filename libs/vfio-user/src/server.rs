@@ -18,7 +18,7 @@ use crate::limits;
 use crate::memory::guard::Alarm;
 use crate::session::server::{DmaId, Request, Session, SessionError, Ticket};
 use crate::transport::{Outbox, Received, Socket};
-use crate::wire::{CommandCode, DmaAccess, DmaWrite, Reply as WireReply};
+use crate::wire::{Capabilities, CommandCode, DmaAccess, DmaWrite, Reply as WireReply};
 
 mod execute;
 
@@ -280,6 +280,10 @@ impl dma::Messages for Connection {
             address = address.wrapping_add(data.len() as u64);
         }
         Ok(())
+    }
+
+    fn are_served(&self) -> bool {
+        self.session().client().is_some_and(Capabilities::serve_dma)
     }
 }
 

@@ -40,6 +40,13 @@ pub trait Host {
     /// Copies from host memory.
     fn read(&mut self, at: Iova, into: &mut [u8]) -> Result<(), DmaError>;
 
+    /// Whether the host itself sees `bytes` at `at`, where they were read. Asked of the first command after the
+    /// controller was enabled, before it is executed: memory that only seems to be the host's must not be written.
+    fn confirm(&mut self, at: Iova, bytes: &[u8]) -> bool {
+        let _ = (at, bytes);
+        true
+    }
+
     /// Copies to host memory.
     fn write(&mut self, at: Iova, from: &[u8]) -> Result<(), DmaError>;
 

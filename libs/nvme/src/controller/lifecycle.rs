@@ -116,6 +116,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             return State::Failed { ready: false };
         }
         self.queues.create_admin(host, &admin);
+        self.memory_confirmed = false;
         State::Ready
     }
 
@@ -136,6 +137,11 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         if self.health.may_warn() {
             tracing::warn!(%error, "The controller stops: a queue is out of reach");
         }
+        self.stop(host);
+    }
+
+    /// Takes no further command: CSTS.CFS.
+    pub(super) fn stop(&mut self, host: &mut H) {
         self.queues.clear(host);
         self.health.events.reset();
         self.enter(State::Failed { ready: true });

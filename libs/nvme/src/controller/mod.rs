@@ -11,8 +11,8 @@
 //! * `identify`, `features`, `timestamp`, `health`, `events`: what the host can ask.
 //!
 //! What it does not do: SGLs, fused commands, metadata and protection information, arbitration other than
-//! round robin, queues that are not contiguous, pages other than 4 KiB, a controller memory buffer, NVM
-//! subsystem reset, namespace management, format, firmware update, security, directives, sanitize, reservations.
+//! round robin, queues that are not contiguous, pages other than 4 KiB, a controller memory buffer,
+//! namespace management, format, firmware update, security, directives, sanitize, reservations.
 
 #![cfg_attr(
     not(test),
@@ -85,6 +85,8 @@ pub struct Controller<H: Host, D: Disk<H>> {
     /// CC as it was last acted upon.
     control: Control,
     state: State,
+    /// A command of this life was confirmed by the host: its memory is what it seems.
+    memory_confirmed: bool,
     queues: Queues,
     disks: Disks<D>,
     features: Features,
@@ -110,6 +112,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             control: registers.control(),
             registers,
             state: State::Disabled,
+            memory_confirmed: false,
             queues: Queues::new(options.queue_limits()),
             disks,
             features,
@@ -263,6 +266,11 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 self.fail(host, &error);
                 break;
             }
+            if !self.memory_confirmed && !host.confirm(at, entry.as_bytes()) {
+                self.stop(host);
+                break;
+            }
+            self.memory_confirmed = true;
             let origin = Origin {
                 queue: ADMIN,
                 command: entry.command_id.get(),

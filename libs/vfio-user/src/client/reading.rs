@@ -237,4 +237,8 @@ impl dma::Messages for NoMessages {
     fn write(&self, to: Iova, from: &[u8]) -> Result<(), DmaError> {
         Err(DmaError::Refused { iova: to, length: from.len() })
     }
+
+    fn are_served(&self) -> bool {
+        false
+    }
 }

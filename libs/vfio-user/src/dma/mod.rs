@@ -49,6 +49,8 @@ pub trait Messages: Send + Sync {
     fn read(&self, from: Iova, into: &mut [u8]) -> Result<(), DmaError>;
     /// DMA_WRITE of any length.
     fn write(&self, to: Iova, from: &[u8]) -> Result<(), DmaError>;
+    /// Whether the client can be asked at all.
+    fn are_served(&self) -> bool;
 }
 
 type Release = Box<dyn FnOnce() + Send>;
@@ -205,6 +207,24 @@ impl View {
             };
             Ok(into.len())
         })
+    }
+
+    /// Whether the client, too, sees `bytes` at `iova`, where they were read through this view. It does not when it
+    /// handed over the descriptor of memory that it has mapped privately, as QEMU does with `share=off`: nothing
+    /// but asking tells. A client that cannot be asked, or refuses, is believed.
+    pub fn confirm(&mut self, iova: Iova, bytes: &[u8]) -> bool {
+        if self.slice(iova, bytes.len(), Access::Read).is_none() || !self.messages.are_served() {
+            return true;
+        }
+        self.release();
+        let mut theirs = vec![0; bytes.len()];
+        match self.messages.read(iova, &mut theirs) {
+            Ok(()) => theirs == bytes,
+            Err(error) => {
+                tracing::debug!(%error, "the client does not say what it sees");
+                true
+            }
+        }
     }
 
     /// Copies to the client's memory.

@@ -24,6 +24,10 @@ impl Messages for ByMessages {
         self.0.lock().unwrap().extend(from.iter().enumerate().map(|(i, &byte)| (to.0 + i as u64, byte)));
         Ok(())
     }
+
+    fn are_served(&self) -> bool {
+        true
+    }
 }
 
 fn mapped(memory: &SharedMemory, length: usize, access: Access) -> Region {
@@ -54,6 +58,24 @@ fn an_access_crosses_from_mapped_memory_to_memory_by_messages_and_back() {
     assert!(view.slice(Iova(0x1ff8), 16, Access::Read).is_none());
     assert!(view.pin(Iova(0x2000), 16, Access::Read).is_none());
     assert!(view.read(Iova(0x3ff8), &mut back).is_err());
+}
+
+/// QEMU with `share=off` hands over a descriptor whose pages are not those that its guest writes.
+#[test]
+fn the_client_is_asked_whether_it_sees_the_same() {
+    let memory = SharedMemory::new("guest", 4096).unwrap();
+    let table = Arc::new(Table::new(16));
+    table.insert(0x1000, 4096, mapped(&memory, 4096, Access::ReadWrite)).unwrap();
+    table.insert(0x2000, 4096, Region::by_messages(Access::ReadWrite)).unwrap();
+    let client = Arc::new(ByMessages::default());
+    let mut view = View::new(table, client.clone());
+    let mut ours = [0xee; 64];
+    view.read(Iova(0x1080), &mut ours).unwrap();
+    assert_eq!(ours, [0; 64]);
+    assert!(!view.confirm(Iova(0x1080), &ours), "the client sees its pattern there");
+    client.write(Iova(0x1080), &ours).unwrap();
+    assert!(view.confirm(Iova(0x1080), &ours));
+    assert!(view.confirm(Iova(0x2000), &ours), "what came by a message is what the client sees");
 }
 
 /// Conformance point 48.

@@ -101,6 +101,12 @@ impl Capabilities {
         self.max_dma_maps.unwrap_or(65535)
     }
 
+    /// Whether the peer, a client, serves DMA_READ and DMA_WRITE. No key says so: Cloud Hypervisor's client and
+    /// SPDK's initiator take every message for the reply that they wait for, and are known by what they leave out.
+    pub fn serve_dma(&self) -> bool {
+        self.pgsizes.is_some()
+    }
+
     fn parse(text: &[u8]) -> Result<Self, DecodeError> {
         if text.is_empty() {
             return Ok(Self::default());

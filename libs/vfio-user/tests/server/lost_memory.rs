@@ -50,7 +50,8 @@ fn a_client_that_shrinks_its_memory_loses_its_session_alone() {
             }
             _ => panic!("{error}"),
         }
-        assert_eq!(mappings_named("guilty"), 0);
+        // The device's own thread may be a little behind.
+        eventually("nothing of it is mapped", || mappings_named("guilty") == 0);
         honest.write(region, 0, &Copy::bytes(0, 0x1000, 64)).unwrap();
     }
 }

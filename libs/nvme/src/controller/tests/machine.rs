@@ -22,6 +22,8 @@ pub(crate) struct Memory {
     pub(crate) interrupts: Vec<u16>,
     pub(crate) line: bool,
     pub(crate) pin: bool,
+    /// The host sees other bytes than the controller.
+    pub(crate) private: bool,
 }
 
 impl Memory {
@@ -32,6 +34,7 @@ impl Memory {
             interrupts: Vec::new(),
             line: false,
             pin: false,
+            private: false,
         }
     }
 
@@ -45,6 +48,10 @@ impl Memory {
 }
 
 impl Host for Memory {
+    fn confirm(&mut self, at: Iova, bytes: &[u8]) -> bool {
+        assert_eq!(self.slice(at, bytes.len()).unwrap(), bytes, "asked of what was read");
+        !self.private
+    }
     fn read(&mut self, at: Iova, into: &mut [u8]) -> Result<(), DmaError> {
         into.copy_from_slice(self.slice(at, into.len())?);
         Ok(())
