@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use outboard_vfio_user::listen::Source;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
-
-use crate::listen::Source;
 
 /// How long a client that connects waits for one that hung up to be cleaned up after. QEMU waits 5 s for a reply.
 const TAKEOVER: Duration = Duration::from_secs(4);

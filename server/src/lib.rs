@@ -1,7 +1,7 @@
 //! The device server.
 //!
 //! * [`nvme`]: an NVMe drive in software, behind vfio-user; [`disk`]: where its blocks are.
-//! * [`listen`], [`control`]: the socket, clients that come and go, signals.
+//! * [`control`]: clients that come and go, signals.
 //! * [`cli`]: the command line.
 //!
 //! What it does not do: it knows no VMM; it does not daemonize; it serves one drive to one client at a time.
@@ -20,5 +20,4 @@
 pub mod cli;
 pub mod control;
 pub mod disk;
-pub mod listen;
 pub mod nvme;

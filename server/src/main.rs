@@ -9,8 +9,8 @@ use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use outboard_server::cli::{Cli, Command, Nvme};
 use outboard_server::control;
-use outboard_server::listen::Source;
 use outboard_server::nvme::{Drive, Options};
+use outboard_vfio_user::listen::Source;
 use outboard_vfio_user::memory::guard;
 use tracing_subscriber::EnvFilter;
 

@@ -12,7 +12,7 @@ use outboard_nvme::driver::{Block as _, Command, DataPointer, Fragment, Memory a
 use outboard_nvme::{Lba, Nsid};
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
-use outboard_vfio_user::client::{self, Client, Sharing};
+use outboard_vfio_user::client::{self, Client, Delivery, Sharing};
 use outboard_vmm::drive::{Attachment, Block, Doorbell, DoorbellAccess, NvmeDrive, attach, detach};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ impl Stand {
         };
         let attachment = Attachment { doorbells: access, sharing, memory: 1 << 20 };
         let mut drive = attach(&client, attachment).unwrap();
-        drive.request_queues(std::num::NonZeroU16::MIN).unwrap();
+        drive.request_queues(2.try_into().unwrap()).unwrap();
         let queue = drive.create_queue_pair(17).unwrap();
         let block = drive.memory().allocate(SIZE).unwrap();
         let list = drive.memory().allocate(4096).unwrap();
@@ -92,6 +92,21 @@ impl Stand {
         self.block.read(0, &mut bytes);
         assert!(bytes.iter().all(|&byte| byte == bytes[0]));
         bytes[0]
+    }
+
+    /// Sets MSI-X Enable (PCI Local Bus 3.0, 6.8.2.3).
+    fn enable_msix(&self, enabled: bool) {
+        let read = |offset: u64| {
+            let mut byte = [0];
+            self.client.region_read(7, offset, &mut byte).unwrap();
+            byte[0]
+        };
+        let mut capability = read(0x34);
+        while read(capability.into()) != 0x11 {
+            capability = read(u64::from(capability) + 1);
+        }
+        let control = [u8::from(enabled) << 7];
+        self.client.region_write(7, u64::from(capability) + 3, &control, Delivery::Replied).unwrap();
     }
 
     fn leave(mut self) {
@@ -190,6 +205,34 @@ fn mapped_io_sends_no_message() {
     let report = stand.server.report();
     for line in ["counter ios.read 32\n", "counter ios.write 32\n", "counter bytes.read 524288\n"] {
         assert!(report.contains(line), "{line} in {report}");
+    }
+    stand.leave();
+}
+
+/// While MSI-X is enabled nobody looks at the pin, and a drive that sleeps need not hear of consumed completions.
+#[test]
+fn completions_that_are_consumed_while_the_drive_sleeps_cost_a_message_only_for_the_pin() {
+    let mut stand = Stand::new(&["ram:1M".into()], DoorbellMode::Posted, Sharing::Descriptor);
+    stand.drive.use_shadow_doorbells().unwrap();
+    // Shadow doorbells are of queues that are created after them.
+    let queue = stand.drive.create_queue_pair(17).unwrap();
+    let plain = std::mem::replace(&mut stand.queue, queue);
+    stand.drive.delete_queue_pair(plain).unwrap();
+    let namespace = stand.namespace(1);
+    for (msix_enabled, expected) in [(false, 2), (true, 1), (false, 2)] {
+        stand.enable_msix(msix_enabled);
+        let before = stand.client.sent().total();
+        for _ in 0..3 {
+            let command = Command::Read { nsid: namespace.nsid, start: Lba(0), blocks: 1, data: stand.data };
+            stand.queue.submit(&command).unwrap();
+            stand.queue.ring().unwrap();
+            // Long enough for the drive to fall asleep, before and after.
+            std::thread::sleep(Duration::from_millis(100));
+            let taken = stand.queue.poll(|completion| assert_eq!(completion.outcome(), Ok(0)));
+            assert_eq!(taken.unwrap(), 1);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(stand.client.sent().total() - before, 3 * expected, "MSI-X enabled: {msix_enabled}");
     }
     stand.leave();
 }

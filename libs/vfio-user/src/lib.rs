@@ -5,11 +5,11 @@
 //!
 //! * [`wire`]: bytes to typed messages and back, no I/O.
 //! * [`session`]: the state machines of both ends, no I/O.
-//! * [`transport`]: the socket, with descriptors.
+//! * [`transport`]: a client's socket, with descriptors; [`listen`]: the one that clients connect to.
 //! * [`dma`]: a client's memory as a device reaches it; [`irq`]: its interrupts.
 //!
 //! What it does not do: it knows no device and no VMM; there is no migration (its commands are answered as "not
-//! supported"), no listening socket (that is the program's), and no twin socket.
+//! supported"), and no twin socket.
 #![cfg_attr(
     not(test),
     warn(
@@ -33,6 +33,8 @@ pub mod dma;
 #[cfg(not(loom))]
 pub mod irq;
 pub mod limits;
+#[cfg(not(loom))]
+pub mod listen;
 pub mod memory;
 #[cfg(not(loom))]
 pub mod server;

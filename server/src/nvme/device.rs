@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, iter};
 
@@ -111,6 +112,8 @@ pub struct Drive {
     description: Description,
     layout: Layout,
     config: Mutex<ConfigSpace>,
+    /// MSI-X Enable of `config`, for the drive's thread.
+    msix_enabled: Arc<AtomicBool>,
     msix: Mutex<MsixTable>,
     registers: Arc<Registers>,
     doorbells: Arc<Doorbells>,
@@ -154,13 +157,16 @@ impl Drive {
             disks,
         )?;
         let (registers, counters) = (controller.registers(), controller.counters());
+        let msix_enabled = Arc::new(AtomicBool::new(false));
+        let machine = Machine::new(doorbells.clone(), msix_enabled.clone());
         Ok(Self {
             description: description(layout, vectors, &doorbells, options.doorbells)?,
             layout,
             config: Mutex::new(config_space(layout, vectors)?),
+            msix_enabled,
             msix: Mutex::new(MsixTable::new(vectors)),
             registers,
-            worker: Worker::start(controller, Machine::new(doorbells.clone()), events, options.doorbells)?,
+            worker: Worker::start(controller, machine, events, options.doorbells)?,
             doorbells,
             counters,
             messages: Arc::default(),
@@ -202,15 +208,22 @@ impl Drive {
         }
     }
 
-    /// The registers fall back at once; the drive's thread follows.
-    fn reset_controller(&self) {
-        let _ = self.registers.reset();
-        self.worker.wake();
+    fn change_config<T>(&self, change: impl FnOnce(&mut ConfigSpace) -> T) -> T {
+        let mut config = lock(&self.config);
+        let outcome = change(&mut config);
+        let enabled = config.msix_enabled();
+        if self.msix_enabled.swap(enabled, Ordering::Relaxed) != enabled {
+            // Where interrupts go now, some may be due.
+            self.worker.wake();
+        }
+        outcome
     }
 
+    /// The registers fall back at once; the drive's thread follows.
     fn reset_function(&self) {
         lock(&self.msix).reset();
-        self.reset_controller();
+        let _ = self.registers.reset();
+        self.worker.wake();
     }
 }
 
@@ -290,8 +303,10 @@ impl Device for Drive {
 
     fn detach(&self) {
         // The queues lay in the client's memory, so nothing of the controller's state outlives it.
-        lock(&self.config).reset();
-        self.reset_function();
+        self.change_config(ConfigSpace::reset);
+        lock(&self.msix).reset();
+        let _ = self.registers.power_cycle();
+        self.worker.wake();
         self.worker.detach();
     }
 
@@ -318,7 +333,7 @@ impl Device for Drive {
             }
             CONFIG => {
                 let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-                let effects = lock(&self.config).write(offset, data);
+                let effects = self.change_config(|config| config.write(offset, data));
                 if effects.contains(&ConfigEffect::FunctionLevelReset) {
                     self.reset_function();
                 }
@@ -329,7 +344,7 @@ impl Device for Drive {
     }
 
     fn reset(&self, reply: Reply<()>) {
-        lock(&self.config).reset();
+        self.change_config(ConfigSpace::reset);
         self.reset_function();
         self.worker.reset(reply);
     }

@@ -1,6 +1,7 @@
 //! The machine around the controller: the client's memory and interrupts, and the doorbells.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use outboard_nvme::Iova;
 use outboard_nvme::controller::{Direction, DmaError, Host};
@@ -22,12 +23,13 @@ struct Guest {
 pub(super) struct Machine {
     guest: Option<Guest>,
     doorbells: Arc<Doorbells>,
+    msix_enabled: Arc<AtomicBool>,
 }
 
 impl Machine {
-    /// A machine without a client.
-    pub(super) fn new(doorbells: Arc<Doorbells>) -> Self {
-        Self { guest: None, doorbells }
+    /// A machine without a client. `msix_enabled` is MSI-X Enable of the configuration space.
+    pub(super) fn new(doorbells: Arc<Doorbells>, msix_enabled: Arc<AtomicBool>) -> Self {
+        Self { guest: None, doorbells, msix_enabled }
     }
 
     /// A client came.
@@ -131,6 +133,11 @@ impl Host for Machine {
         if let Some(guest) = &self.guest {
             guest.connection.interrupts().set_line(asserted);
         }
+    }
+
+    #[inline]
+    fn pin_in_use(&self) -> bool {
+        !self.msix_enabled.load(Ordering::Relaxed)
     }
 }
 

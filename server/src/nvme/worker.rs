@@ -56,7 +56,7 @@ impl Bell {
     /// Call it after what the thread is to see was written.
     #[inline]
     fn ring(&self) {
-        self.rung.store(true, Ordering::Relaxed);
+        self.rung.store(true, Ordering::Release);
         // Either we see that it sleeps, or it sees that we rang when it looks a last time.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {

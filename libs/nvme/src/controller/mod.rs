@@ -10,9 +10,9 @@
 //! * `completion`: the one place where commands end;
 //! * `identify`, `features`, `timestamp`, `health`, `events`: what the host can ask.
 //!
-//! What it does not do: SGLs in admin commands, fused commands, metadata and protection information, arbitration other than
-//! round robin, queues that are not contiguous, pages other than 4 KiB, a controller memory buffer, NVM
-//! subsystem reset, namespace management, format, firmware update, security, directives, sanitize, reservations.
+//! What it does not do: SGLs in admin commands, fused commands, metadata and protection information,
+//! arbitration other than round robin, queues that are not contiguous, pages other than 4 KiB, a controller
+//! memory buffer, namespace management, format, firmware update, security, directives, sanitize, reservations.
 
 #![cfg_attr(
     not(test),
