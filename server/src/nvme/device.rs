@@ -376,6 +376,9 @@ impl Service for Drive {
         let counters = &self.counters;
         let (reads, writes) = (counters.reads.get(), counters.writes.get());
         let others = [
+            ("ios.compare", counters.compares.get()),
+            ("ios.verify", counters.verifies.get()),
+            ("ios.write_uncorrectable", counters.write_uncorrectables.get()),
             ("ios.flush", counters.flushes.get()),
             ("ios.write_zeroes", counters.write_zeroes.get()),
             ("ios.dataset_management", counters.dataset_management.get()),
@@ -389,6 +392,7 @@ impl Service for Drive {
             ("doorbells.posted".into(), self.posted.get()),
             ("doorbells.seen".into(), counters.doorbells.get()),
             ("errors".into(), counters.errors.get()),
+            ("errors.media".into(), counters.media_errors.get()),
             ("interrupts".into(), counters.interrupts.get()),
             ("interrupts.withheld".into(), counters.interrupts_withheld.get()),
             ("ios.read".into(), reads),
