@@ -1,7 +1,7 @@
 //! What every backend program has: a command line that says where its clients come from, a log, and an end when it
 //! is told to (SIGTERM, SIGINT). The devices themselves are the programs in `bin/`, a file each.
 
-use std::io::stderr;
+use std::io::{IsTerminal, stderr};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
