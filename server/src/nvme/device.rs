@@ -217,14 +217,10 @@ impl Drive {
     }
 
     /// The registers fall back at once; the drive's thread follows.
-    fn reset_controller(&self) {
-        let _ = self.registers.reset();
-        self.worker.wake();
-    }
-
     fn reset_function(&self) {
         lock(&self.msix).reset();
-        self.reset_controller();
+        let _ = self.registers.reset();
+        self.worker.wake();
     }
 }
 
@@ -290,7 +286,9 @@ impl Device for Drive {
     fn detach(&self) {
         // The queues lay in the client's memory, so nothing of the controller's state outlives it.
         self.change_config(ConfigSpace::reset);
-        self.reset_function();
+        lock(&self.msix).reset();
+        let _ = self.registers.power_cycle();
+        self.worker.wake();
         self.worker.detach();
     }
 

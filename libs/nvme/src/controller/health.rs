@@ -78,7 +78,7 @@ impl Health {
     }
 
     /// The SMART / Health Information log page; `temperature_warning`: a threshold is passed.
-    pub(super) fn smart_log(&self, temperature_warning: bool) -> SmartLog {
+    pub(super) fn smart_log(&self, temperature_warning: bool, power_cycles: u32) -> SmartLog {
         let counters = &self.counters;
         let units = |bytes: u64| u128::from(bytes.div_ceil(DATA_UNIT)).into();
         let mut log = SmartLog::new_zeroed();
@@ -90,7 +90,7 @@ impl Health {
         log.data_units_written = units(counters.bytes_written.get());
         log.host_reads = u128::from(counters.reads.get()).into();
         log.host_writes = u128::from(counters.writes.get()).into();
-        log.power_cycles = 1.into();
+        log.power_cycles = u128::from(power_cycles).into();
         log.power_on_hours = u128::from(self.started.elapsed().as_secs() / 3600).into();
         log.error_log_entries = u128::from(self.error_count).into();
         log

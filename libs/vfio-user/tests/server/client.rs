@@ -122,10 +122,6 @@ impl Client {
         self.id
     }
 
-    pub(crate) fn post(&mut self, command: &Command<'_>) {
-        self.send_bytes(&command.encode(0xffff, true), &[]);
-    }
-
     /// Receives the next message if one comes in time; an end is none.
     pub(crate) fn receive_within(&mut self, patience: Duration) -> Option<Message> {
         let begin = Instant::now();
