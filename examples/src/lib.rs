@@ -42,6 +42,8 @@ impl Socket {
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(stderr)
+            .with_ansi(stderr().is_terminal())
+            // It would panic when nobody reads the log any more.
             .log_internal_errors(false)
             .init();
         // A client that shrinks its memory under a device loses its session, and nobody else anything.
