@@ -77,7 +77,9 @@ impl RamDisk {
 pub(super) fn scatter<H: Host>(host: &mut H, data: &[Segment], mut bytes: &[u8]) -> Result<(), DiskError> {
     for segment in data {
         let (from, rest) = bytes.split_at_checked(segment.length).ok_or(DiskError::Internal)?;
-        host.write(segment.iova, from).map_err(|_| DiskError::DataTransfer)?;
+        if let Some(iova) = segment.iova {
+            host.write(iova, from).map_err(|_| DiskError::DataTransfer)?;
+        }
         bytes = rest;
     }
     Ok(())
@@ -88,7 +90,7 @@ pub(super) fn scatter<H: Host>(host: &mut H, data: &[Segment], mut bytes: &[u8])
 pub(super) fn gather<H: Host>(host: &mut H, data: &[Segment], mut bytes: &mut [u8]) -> Result<(), DiskError> {
     for segment in data {
         let (into, rest) = bytes.split_at_mut_checked(segment.length).ok_or(DiskError::Internal)?;
-        host.read(segment.iova, into).map_err(|_| DiskError::DataTransfer)?;
+        host.read(segment.iova.ok_or(DiskError::Internal)?, into).map_err(|_| DiskError::DataTransfer)?;
         bytes = rest;
     }
     Ok(())

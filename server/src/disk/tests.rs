@@ -24,6 +24,8 @@ pub(super) enum Step {
         start: u64,
         blocks: u64,
         layout: Layout,
+        /// The piece that the host wants to be dropped, if there are so many.
+        dropped: usize,
     },
     Write {
         start: u64,
@@ -60,7 +62,7 @@ impl Layout {
         let mut segments = Vec::new();
         for (index, piece) in self.pieces.iter().copied().chain(std::iter::repeat(usize::MAX)).enumerate() {
             let some = piece.min(length);
-            segments.push(Segment { iova: Iova(at), length: some });
+            segments.push(Segment { iova: Some(Iova(at)), length: some });
             at += some as u64 + if index % 2 == 1 { 4096 } else { 0 };
             length -= some;
             if length == 0 {
@@ -83,8 +85,8 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
 
 pub(super) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (range(), layout())
-            .prop_map(|((start, blocks), layout)| Step::Read { start, blocks, layout }),
+        4 => (range(), layout(), 0usize..12)
+            .prop_map(|((start, blocks), layout, dropped)| Step::Read { start, blocks, layout, dropped }),
         4 => (range(), layout(), any::<bool>(), 1u8..)
             .prop_map(|((start, blocks), layout, durable, byte)| Step::Write { start, blocks, layout, durable, byte }),
         1 => Just(Step::Flush),
@@ -151,11 +153,17 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
         let mut read = None;
         let submission = match step {
             Step::Drain => continue,
-            Step::Read { start, blocks, layout } => {
+            Step::Read { start, blocks, layout, dropped } => {
                 let range = bytes(*start, *blocks);
-                let data = layout.segments(area, range.len());
+                let mut data = layout.segments(area, range.len());
                 host.fill(&data, &vec![0xee; range.len()]);
-                read = Some((data.clone(), model[range].to_vec()));
+                let mut expected = model[range].to_vec();
+                let at = data.iter().take(*dropped).map(|segment| segment.length).sum::<usize>();
+                if let Some(segment) = data.get_mut(*dropped) {
+                    expected[at..at + segment.length].fill(0);
+                    segment.iova = None;
+                }
+                read = Some((data.clone(), expected));
                 disk.submit(&mut host, tag, Operation::Read { range: lbas((*start, *blocks)), data: &data })
             }
             Step::Write { start, blocks, layout, durable, byte } => {
@@ -229,7 +237,7 @@ proptest! {
 fn a_null_disk_completes_and_touches_nothing() {
     let mut disk = spec("null:1G,block-size=4096").open().unwrap();
     let mut host = TestHost::new(4096);
-    let data = [Segment { iova: Iova(BASE), length: 4096 }];
+    let data = [Segment { iova: Some(Iova(BASE)), length: 4096 }];
     host.fill(&data, &[7; 4096]);
     assert_eq!(disk.geometry().blocks, 262_144);
     assert_eq!(disk.perform(&mut host, Operation::Read { range: lbas((5, 1)), data: &data }), Ok(()));
@@ -245,7 +253,7 @@ fn a_ram_disk_gives_memory_back() {
         let line = status.lines().find(|line| line.starts_with("Anonymous:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
-    let data = [Segment { iova: Iova(BASE), length: 1 << 20 }];
+    let data = [Segment { iova: Some(Iova(BASE)), length: 1 << 20 }];
     host.fill(&data, &vec![1; 1 << 20]);
     let before = resident();
     for megabyte in 0..64 {
@@ -268,7 +276,7 @@ fn host_memory_that_cannot_be_reached_is_a_data_transfer_error() {
     for text in ["ram:1M".into(), format!("file:{}", image.path().display())] {
         let mut disk = spec(&text).open().unwrap();
         let mut host = TestHost::new(4096);
-        let data = [Segment { iova: Iova(BASE + 8192), length: 4096 }];
+        let data = [Segment { iova: Some(Iova(BASE + 8192)), length: 4096 }];
         let read = Operation::Read { range: lbas((0, 8)), data: &data };
         assert_eq!(disk.perform(&mut host, read), Err(DiskError::DataTransfer));
         let write = Operation::Write { range: lbas((0, 8)), data: &data, durable: false };

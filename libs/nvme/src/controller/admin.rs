@@ -5,9 +5,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::command::AdminCommand;
 use super::completion::Origin;
+use super::data::DataPointer;
 use super::events;
 use super::io::Progress;
-use super::prp::DataPointer;
 use super::slots::{Owner, Work};
 use super::{Controller, Disk, Host, identify};
 use crate::spec::{

@@ -2,13 +2,13 @@
 
 use zerocopy::IntoBytes;
 
-use super::command::{IoCommand, check_flags, check_range};
+use super::command::{IoCommand, check_fused, check_range};
 use super::completion::Origin;
 use super::counters::Counters;
+use super::data::{DataPointer, Walker};
 use super::limits::{MAX_DEALLOCATE_RANGES, MAX_IN_FLIGHT};
-use super::prp::{DataPointer, Walker};
 use super::slots::{Owner, Slots, Work};
-use super::{Disk, DiskError, Geometry, Host, LbaRange, Operation, Submission, Tag};
+use super::{Direction, Disk, DiskError, Geometry, Host, LbaRange, Operation, Submission, Tag};
 use crate::spec::{DsmRange, NSID_ALL, NvmOpcode, Status, SubmissionEntry};
 use crate::{Lba, Nsid};
 
@@ -86,11 +86,11 @@ impl<D> Disks<D> {
         let write_through = !write_cache;
         let (operation, work) = match IoCommand::parse(entry, &namespace.geometry, self.max_transfer)? {
             IoCommand::Read { range, bytes, data } => {
-                let data = self.walker.walk(host, data, bytes)?;
+                let data = self.walker.walk(host, data, bytes, Direction::ToHost)?;
                 (Operation::Read { range, data }, Work::Read { bytes: bytes as u64 })
             }
             IoCommand::Write { range, bytes, data, durable } => {
-                let data = self.walker.walk(host, data, bytes)?;
+                let data = self.walker.walk(host, data, bytes, Direction::FromHost)?;
                 let durable = durable || write_through;
                 (Operation::Write { range, data, durable }, Work::Write { bytes: bytes as u64 })
             }
@@ -133,7 +133,7 @@ impl<D> Disks<D> {
     where
         D: Disk<H>,
     {
-        check_flags(entry)?;
+        check_fused(entry)?;
         match NvmOpcode(entry.opcode) {
             NvmOpcode::FLUSH if origin.nsid == NSID_ALL => {
                 let progress = self.flush_all(host, Owner::Command { origin, work: Work::Flush })?;
@@ -214,9 +214,11 @@ impl<D> Disks<D> {
         bytes: &[u8],
     ) -> Result<(), Status> {
         let mut rest = bytes;
-        for segment in self.walker.walk(host, to, bytes.len())? {
+        for segment in self.walker.walk(host, to, bytes.len(), Direction::ToHost)? {
             let (now, later) = rest.split_at_checked(segment.length).unwrap_or((rest, &[]));
-            host.write(segment.iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            if let Some(iova) = segment.iova {
+                host.write(iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            }
             rest = later;
         }
         Ok(())
@@ -240,9 +242,10 @@ fn fetch<H: Host>(
     into: &mut [u8],
 ) -> Result<(), Status> {
     let mut rest = into;
-    for segment in walker.walk(host, from, rest.len())? {
+    for segment in walker.walk(host, from, rest.len(), Direction::FromHost)? {
         let (now, later) = rest.split_at_mut_checked(segment.length).ok_or(Status::INTERNAL_ERROR)?;
-        host.read(segment.iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+        let iova = segment.iova.ok_or(Status::INTERNAL_ERROR)?;
+        host.read(iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
         rest = later;
     }
     Ok(())

@@ -72,7 +72,9 @@ impl Memory {
                 let mut bytes = &*self.bytes(*range)?;
                 for segment in segments {
                     let (here, rest) = bytes.split_at(segment.length);
-                    host.write(segment.iova, here).map_err(|_| DiskError::DataTransfer)?;
+                    if let Some(iova) = segment.iova {
+                        host.write(iova, here).map_err(|_| DiskError::DataTransfer)?;
+                    }
                     bytes = rest;
                 }
                 assert!(bytes.is_empty(), "segments shorter than {range:?}");
@@ -81,7 +83,7 @@ impl Memory {
                 let mut bytes = self.bytes(*range).map_err(|_| DiskError::Write)?;
                 for segment in segments {
                     let (here, rest) = bytes.split_at_mut(segment.length);
-                    host.read(segment.iova, here).map_err(|_| DiskError::DataTransfer)?;
+                    host.read(segment.iova.unwrap(), here).map_err(|_| DiskError::DataTransfer)?;
                     bytes = rest;
                 }
                 assert!(bytes.is_empty(), "segments shorter than {range:?}");

@@ -338,7 +338,7 @@ fn check(steps: &[Step], seed: u64, zero_range: Support) {
         let lbas = LbaRange { start: Lba(start), blocks };
         let length = blocks as usize * BLOCK;
         let area = BASE + (index * 8192) as u64;
-        let data = [Segment { iova: Iova(area), length }];
+        let data = [Segment { iova: Some(Iova(area)), length }];
         let (operation, kind, change) = match *step {
             Step::Write { durable, .. } => {
                 content = content.wrapping_add(1).max(1);
@@ -422,7 +422,7 @@ proptest! {
 const ONE: LbaRange = LbaRange { start: Lba(3), blocks: 1 };
 
 fn one() -> [Segment; 1] {
-    [Segment { iova: Iova(BASE), length: BLOCK }]
+    [Segment { iova: Some(Iova(BASE)), length: BLOCK }]
 }
 
 #[test]

@@ -166,15 +166,17 @@ impl RamDisk {
         match operation {
             Later::Read { mut at, data } => {
                 for segment in data {
-                    host.write(segment.iova, &self.data[at..at + segment.length])
-                        .map_err(|_| DiskError::DataTransfer)?;
+                    if let Some(iova) = segment.iova {
+                        host.write(iova, &self.data[at..at + segment.length])
+                            .map_err(|_| DiskError::DataTransfer)?;
+                    }
                     at += segment.length;
                 }
             }
             Later::Write { at: start, data, durable } => {
                 let mut at = start;
                 for segment in data {
-                    host.read(segment.iova, &mut self.data[at..at + segment.length])
+                    host.read(segment.iova.unwrap(), &mut self.data[at..at + segment.length])
                         .map_err(|_| DiskError::DataTransfer)?;
                     at += segment.length;
                 }
