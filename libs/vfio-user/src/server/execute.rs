@@ -304,8 +304,8 @@ fn client_memory(
         return Err(Errno::EINVAL);
     }
     let length = usize::try_from(map.size).map_err(|_| Errno::ENOMEM)?;
-    let mapping = Mapping::watched(file, offset, length, map.access, connection.alarm.clone())
-        .map_err(|error| {
+    let mapping =
+        Mapping::watched(file, offset, length, map.access, connection.alarm.clone()).map_err(|error| {
             tracing::warn!(%error, ?map, "DMA_MAP refused");
             match error.kind() {
                 io::ErrorKind::StorageFull => Errno::ENOSPC,
