@@ -5,9 +5,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::command::AdminCommand;
 use super::completion::Origin;
+use super::data::DataPointer;
 use super::events;
 use super::io::Progress;
-use super::prp::DataPointer;
 use super::slots::{Owner, Work};
 use super::{Controller, Disk, Host, identify};
 use crate::spec::{
@@ -207,7 +207,8 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 if nsid != Nsid(0) && nsid != NSID_ALL {
                     return Err(Status::INVALID_FIELD);
                 }
-                let log = self.health.smart_log(self.features.is_too_warm_or_cold());
+                let warning = self.features.is_too_warm_or_cold();
+                let log = self.health.smart_log(warning, self.registers.power_cycles());
                 (log.as_bytes().to_vec(), Some(AsyncEventType::SMART))
             }
             LogPageId::FIRMWARE_SLOT => {
@@ -264,6 +265,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         let io = [
             (NvmOpcode::FLUSH, supported),
             (NvmOpcode::READ, supported),
+            (NvmOpcode::COMPARE, supported),
+            (NvmOpcode::VERIFY, supported),
+            (NvmOpcode::WRITE_UNCORRECTABLE, supported.with_data_change(true)),
             (NvmOpcode::WRITE, supported.with_data_change(true)),
             (NvmOpcode::WRITE_ZEROES, supported.with_data_change(true)),
             (NvmOpcode::DATASET_MANAGEMENT, supported.with_data_change(true)),

@@ -105,6 +105,7 @@ impl Options {
             .with_contiguous_queues(true)
             // 30 s: a reset waits for the disks.
             .with_timeout(60)
+            .with_subsystem_reset(true)
             .with_nvm_command_set(true)
     }
 

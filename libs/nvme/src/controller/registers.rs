@@ -1,6 +1,6 @@
 //! The controller's registers: BAR0 below the doorbells (Base Specification 1.4, section 3.1).
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::Iova;
 use crate::spec::{
@@ -34,6 +34,9 @@ pub struct Registers {
     admin_attributes: AtomicU32,
     admin_submission: AtomicU64,
     admin_completion: AtomicU64,
+    /// CSTS.NSSRO: it outlives every reset but that of the power.
+    subsystem_reset: AtomicBool,
+    power_cycles: AtomicU32,
 }
 
 /// CC together with how often it was disabled, so that no falling edge of EN is missed, however quickly it
@@ -71,6 +74,8 @@ pub(super) struct AdminQueues {
 const CONFIGURATION_BITS: u32 = 0x00ff_fff1;
 /// CSS, MPS and AMS: they change only while the controller is disabled (3.1.5).
 const CONFIGURATION_FIXED_BITS: u32 = 0x0000_3ff0;
+/// "NVMe": what starts an NVM subsystem reset (3.1.7).
+const SUBSYSTEM_RESET: u32 = 0x4e56_4d65;
 const ADMIN_ATTRIBUTES_BITS: u32 = 0x0fff_0fff;
 /// ASQ and ACQ are page aligned.
 const ADMIN_BASE_BITS: u64 = !0xfff;
@@ -85,6 +90,8 @@ impl Registers {
             admin_attributes: AtomicU32::new(0),
             admin_submission: AtomicU64::new(0),
             admin_completion: AtomicU64::new(0),
+            subsystem_reset: AtomicBool::new(false),
+            power_cycles: AtomicU32::new(1),
         }
     }
 
@@ -129,8 +136,16 @@ impl Registers {
         effect
     }
 
-    /// A reset from outside: function level reset, device reset, the client is gone. The registers fall back to
-    /// their defaults at once; the controller is quiet when [`super::Controller::is_quiet`] says so.
+    /// The power goes and comes back, as when the client is gone: [`Registers::reset`] and what only a power
+    /// cycle clears.
+    pub fn power_cycle(&self) -> Effect {
+        self.subsystem_reset.store(false, Ordering::Release);
+        self.power_cycles.fetch_add(1, Ordering::AcqRel);
+        self.reset()
+    }
+
+    /// A reset from outside: function level reset, device reset. The registers fall back to their defaults at
+    /// once; the controller is quiet when [`super::Controller::is_quiet`] says so.
     pub fn reset(&self) -> Effect {
         self.update_control(|control| control.next_generation(Configuration::default()));
         self.interrupt_mask.store(0, Ordering::Release);
@@ -186,7 +201,17 @@ impl Registers {
                 update_wide(base, u64::from(value) << shift, mask);
                 Effect::None
             }
-            // CSTS has only NSSRO to clear and NSSR only a subsystem reset to start: neither is supported.
+            Register::CSTS => {
+                if ControllerStatus::from_bits(value & mask).subsystem_reset_occurred() {
+                    self.subsystem_reset.store(false, Ordering::Release);
+                }
+                Effect::None
+            }
+            // The link and so configuration space stay as they are (7.3.1): no virtual machine would notice.
+            Register::NSSR if mask == u32::MAX && value == SUBSYSTEM_RESET => {
+                self.subsystem_reset.store(true, Ordering::Release);
+                self.reset()
+            }
             _ => Effect::None,
         }
     }
@@ -195,11 +220,17 @@ impl Registers {
     fn read_status(&self) -> ControllerStatus {
         let control = self.control();
         let word = self.status.load(Ordering::Acquire);
-        if control.configuration.enable() && control.generation != (word >> 32) as u32 {
+        let status = if control.configuration.enable() && control.generation != (word >> 32) as u32 {
             ControllerStatus::default()
         } else {
             ControllerStatus::from_bits(low(word))
-        }
+        };
+        status.with_subsystem_reset_occurred(self.subsystem_reset.load(Ordering::Acquire))
+    }
+
+    /// How often the power came, this time included.
+    pub(super) fn power_cycles(&self) -> u32 {
+        self.power_cycles.load(Ordering::Acquire)
     }
 
     pub(super) fn control(&self) -> Control {

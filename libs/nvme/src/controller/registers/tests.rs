@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const CAP: Capabilities = Capabilities::from_bits(0x0000_0020_3c01_03ff);
+const CAP: Capabilities = Capabilities::from_bits(0x0000_0030_3c01_03ff);
 
 fn read32(registers: &Registers, register: Register) -> u32 {
     let mut bytes = [0; 4];
@@ -65,6 +65,13 @@ impl Model {
                     _ => self.set(at, new),
                 }
             }
+            // NSSRO is cleared by 1; RDY and its like are the controller's.
+            0x1c => self.set(at, old & !(value & 0x10)),
+            0x20 if mask == !0 && value == 0x4e56_4d65 => {
+                self.generation += 1;
+                [0x0c, 0x10, 0x14, 0x24, 0x28, 0x2c, 0x30, 0x34].into_iter().for_each(|at| self.set(at, 0));
+                self.set(0x1c, 0x10);
+            }
             0x24 => self.set(at, merged & 0x0fff_0fff),
             0x28 | 0x30 => self.set(at, merged & !0xfff),
             0x2c | 0x34 => self.set(at, merged),
@@ -87,6 +94,8 @@ fn access() -> impl Strategy<Value = Access> {
         (offset, length)
             .prop_flat_map(|(offset, length)| (Just(offset), prop::collection::vec(any::<u8>(), length)))
             .prop_map(|(offset, bytes)| Access::Write(offset, bytes)),
+        Just(Access::Write(0x20, b"eMVN".to_vec())),
+        Just(Access::Write(0x1c, vec![0x10])),
         // EN alone, so that it toggles often.
         (0_u8..2).prop_map(|enable| Access::Write(0x14, vec![enable])),
     ]
@@ -149,6 +158,27 @@ fn reset_brings_the_defaults_back() {
     for register in [Register::CC, Register::AQA, Register::ASQ, Register::ACQ, Register::INTMS] {
         assert_eq!(read32(&registers, register), 0);
     }
+}
+
+#[test]
+fn only_the_power_and_the_host_take_back_that_the_subsystem_was_reset() {
+    let registers = Registers::new(CAP);
+    write32(&registers, Register::CC, 1);
+    write32(&registers, Register::ASQ, 0x1000);
+    write32(&registers, Register::NSSR, 0x4e56_4d66);
+    let _ = registers.write(u64::from(Register::NSSR.0), b"eMV");
+    assert_eq!((read32(&registers, Register::CC), read32(&registers, Register::CSTS)), (1, 0));
+    assert_eq!(registers.write(Register::NSSR.0.into(), b"eMVN"), Effect::Wake);
+    assert_eq!((read32(&registers, Register::CC), read32(&registers, Register::ASQ)), (0, 0));
+    assert_eq!(read32(&registers, Register::NSSR), 0);
+    let _ = registers.reset();
+    write32(&registers, Register::CSTS, !0x10);
+    assert_eq!(read32(&registers, Register::CSTS), 0x10);
+    write32(&registers, Register::CSTS, 0x10);
+    assert_eq!(read32(&registers, Register::CSTS), 0);
+    write32(&registers, Register::NSSR, 0x4e56_4d65);
+    let _ = registers.power_cycle();
+    assert_eq!(read32(&registers, Register::CSTS), 0);
 }
 
 #[test]
