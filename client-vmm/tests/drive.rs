@@ -85,7 +85,8 @@ impl RamDisk {
     ) -> Result<(), DiskError> {
         let mut at = range.start.0 as usize * PAGE;
         for segment in segments {
-            each(segment.iova, &mut self.0[at..at + segment.length]).map_err(|_| DiskError::DataTransfer)?;
+            let iova = segment.iova.ok_or(DiskError::Internal)?;
+            each(iova, &mut self.0[at..at + segment.length]).map_err(|_| DiskError::DataTransfer)?;
             at += segment.length;
         }
         Ok(())
@@ -112,7 +113,7 @@ impl Disk<Machine> for RamDisk {
                 self.transfer(range, data, |iova, bytes| host.read(iova, bytes))
             }
             Operation::Flush => Ok(()),
-            Operation::WriteZeroes { .. } | Operation::Deallocate { .. } => Err(DiskError::Internal),
+            _ => Err(DiskError::Internal),
         })
     }
 

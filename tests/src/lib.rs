@@ -1,2 +1,6 @@
 //! What needs more than one crate: tests of real processes stand in `tests/`, the scripts of `tests/run` beside
-//! them; this library is empty.
+//! them. What they share, and what can be pointed at a server that is not ours, is here: the points of the
+//! protocol as checks ([`conformance`]).
+
+pub mod conformance;
+pub mod process;

@@ -31,6 +31,8 @@ pub const DMA_MAPS: u32 = 65535;
 
 /// The most mappings of clients' memory in this process. The kernel's own limit (vm.max_map_count, 65530 unless
 /// it was changed) must stay out of reach: who passes it cannot allocate any more, so one client would end all.
+/// A session may have as many of them as are left free: alone a half, next to another one a third each, and there
+/// is always some left for the next.
 pub const WATCHED_MAPPINGS: usize = 32768;
 
 /// The `pgsizes` that we announce: mappings are multiples of 4 KiB.
@@ -44,6 +46,12 @@ pub const DMA_MESSAGES: usize = 1024;
 
 /// How long a command may take: QEMU gives up after 5 s, and a late reply would break its stream.
 pub const REPLY: Duration = Duration::from_secs(4);
+
+/// How long a client may take to negotiate: until then it holds a place that others wait for.
+pub const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long a client may be silent in the middle of a message. It is one sendmsg to everybody but an attacker.
+pub const STALL: Duration = Duration::from_secs(10);
 
 /// The most commands that wait for the one before them; then the socket is left alone.
 pub const WAITING_COMMANDS: usize = 4096;

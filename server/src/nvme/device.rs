@@ -18,10 +18,10 @@ use outboard_pci::{
     Msix, MsixTable, PowerManagement,
 };
 use outboard_vfio_user::counters::Messages;
-use outboard_vfio_user::device::{Description, Device, Irq, Mappable, Region, Reply};
+use outboard_vfio_user::device::{CONFIG, Description, Device, Irq, Mappable, Region, Reply};
 use outboard_vfio_user::dma;
 use outboard_vfio_user::server::{Connection, serve};
-use outboard_vfio_user::wire::{IrqFlags, SparseArea};
+use outboard_vfio_user::wire::{IrqIndex, SparseArea};
 
 use super::doorbells::Doorbells;
 use super::machine::Machine;
@@ -32,10 +32,7 @@ use crate::disk::{Backend, OpenError};
 
 /// The unit of the BAR's layout and of what clients map. A client whose pages are larger needs the whole BAR.
 const PAGE: u64 = 4096;
-/// Region indexes of vfio-pci.
 const BAR0: u32 = 0;
-const CONFIG: u32 = 7;
-const REGIONS: usize = 9;
 
 /// Red Hat's vendor ID and QEMU's NVMe device: what firmware and drivers know as a virtual drive.
 const IDENTITY: Identity = Identity {
@@ -274,26 +271,11 @@ fn description(
             msix: false,
         }),
     };
-    let mut regions = vec![Region::default(); REGIONS];
-    let bar0 = Region { size: layout.size, readable: true, writable: true, mappable, ..Region::default() };
-    let config = Region { size: PAGE, readable: true, writable: true, ..Region::default() };
-    for (index, region) in [(BAR0, bar0), (CONFIG, config)] {
-        if let Some(slot) = regions.get_mut(index as usize) {
-            *slot = region;
-        }
-    }
-    let pin = IrqFlags::EVENTFD.union(IrqFlags::MASKABLE).union(IrqFlags::AUTOMASKED);
-    Ok(Description {
-        regions,
-        irqs: vec![
-            Irq { count: 1, flags: pin },
-            Irq::default(),
-            Irq { count: vectors.into(), flags: IrqFlags::EVENTFD.union(IrqFlags::MASKABLE) },
-            Irq { count: 1, flags: IrqFlags::EVENTFD },
-            Irq { count: 1, flags: IrqFlags::EVENTFD },
-        ],
-        resets: true,
-    })
+    Ok(Description::pci()
+        .region(BAR0, Region { mappable, ..Region::trapped(layout.size) })
+        .region(CONFIG, Region::trapped(PAGE))
+        .irq(IrqIndex::INTX, Irq::PIN)
+        .irq(IrqIndex::MSIX, Irq::messages(vectors.into())))
 }
 
 impl Device for Drive {
@@ -381,10 +363,13 @@ impl Service for Drive {
         self.worker.stop();
     }
 
-    fn report(&self) -> String {
+    fn counters(&self) -> Vec<(String, u64)> {
         let counters = &self.counters;
         let (reads, writes) = (counters.reads.get(), counters.writes.get());
         let others = [
+            ("ios.compare", counters.compares.get()),
+            ("ios.verify", counters.verifies.get()),
+            ("ios.write_uncorrectable", counters.write_uncorrectables.get()),
             ("ios.flush", counters.flushes.get()),
             ("ios.write_zeroes", counters.write_zeroes.get()),
             ("ios.dataset_management", counters.dataset_management.get()),
@@ -398,6 +383,7 @@ impl Service for Drive {
             ("doorbells.posted".into(), self.posted.get()),
             ("doorbells.seen".into(), counters.doorbells.get()),
             ("errors".into(), counters.errors.get()),
+            ("errors.media".into(), counters.media_errors.get()),
             ("interrupts".into(), counters.interrupts.get()),
             ("interrupts.withheld".into(), counters.interrupts_withheld.get()),
             ("ios.read".into(), reads),
@@ -414,7 +400,7 @@ impl Service for Drive {
                 .map(|(name, count)| (format!("messages.{}", name.to_lowercase()), count)),
         );
         lines.sort();
-        lines.into_iter().map(|(name, count)| format!("counter {name} {count}\n")).collect()
+        lines
     }
 }
 

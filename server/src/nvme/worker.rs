@@ -103,7 +103,9 @@ impl Worker {
             next_client: None,
             resets: Vec::new(),
         };
-        let thread = thread::Builder::new().name("drive".into()).spawn(move || drive.run())?;
+        let span = tracing::Span::current();
+        let thread =
+            thread::Builder::new().name("drive".into()).spawn(move || span.in_scope(|| drive.run()))?;
         Ok(Self { bell, orders, thread: Mutex::new(Some(thread)) })
     }
 

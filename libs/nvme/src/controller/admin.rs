@@ -5,9 +5,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::command::AdminCommand;
 use super::completion::Origin;
+use super::data::DataPointer;
 use super::events;
 use super::io::Progress;
-use super::prp::DataPointer;
 use super::slots::{Owner, Work};
 use super::{Controller, Disk, Host, identify};
 use crate::spec::{
@@ -265,6 +265,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         let io = [
             (NvmOpcode::FLUSH, supported),
             (NvmOpcode::READ, supported),
+            (NvmOpcode::COMPARE, supported),
+            (NvmOpcode::VERIFY, supported),
+            (NvmOpcode::WRITE_UNCORRECTABLE, supported.with_data_change(true)),
             (NvmOpcode::WRITE, supported.with_data_change(true)),
             (NvmOpcode::WRITE_ZEROES, supported.with_data_change(true)),
             (NvmOpcode::DATASET_MANAGEMENT, supported.with_data_change(true)),

@@ -1,30 +1,20 @@
 //! Submission entries become typed commands, checked as far as they can be without the state of the controller.
 
+use super::data::DataPointer;
 use super::disk::{Geometry, LbaRange};
 use super::limits::PAGE_SIZE;
-use super::prp::DataPointer;
 use super::queues::{NewCompletionQueue, NewSubmissionQueue};
 use crate::spec::{
-    Abort, AdminOpcode, Cns, CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DsmAttributes,
-    DsmCount, FeatureId, FeatureSelect, GetFeatures, GetLogPage10, GetLogPage11, Identify10, LogPageId,
-    NvmOpcode, ReadWrite12, SetFeatures, Status, SubmissionEntry,
+    Abort, AdminOpcode, Cns, CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DataPointerType,
+    DsmAttributes, DsmCount, FeatureId, FeatureSelect, GetFeatures, GetLogPage10, GetLogPage11, Identify10,
+    LogPageId, NvmOpcode, ReadWrite12, SetFeatures, Status, SubmissionEntry,
 };
 use crate::{Iova, Lba, Nsid, QueueId};
 
-impl DataPointer {
-    fn of(entry: &SubmissionEntry) -> Self {
-        Self { prp1: entry.prp1.get(), prp2: entry.prp2.get() }
-    }
-}
-
-/// Fused commands and SGLs are not supported (FUSES and SGLS are 0).
+/// Fused commands are not supported (FUSES is 0).
 #[inline]
-pub(super) fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
-    if entry.flags.fused() == 0 && entry.flags.data_pointer_bits() == 0 {
-        Ok(())
-    } else {
-        Err(Status::INVALID_FIELD)
-    }
+pub(super) fn check_fused(entry: &SubmissionEntry) -> Result<(), Status> {
+    if entry.flags.fused() == 0 { Ok(()) } else { Err(Status::INVALID_FIELD) }
 }
 
 /// A command of the NVM command set (section 6) for a namespace. Its range lies on the disk.
@@ -40,6 +30,17 @@ pub(super) enum IoCommand {
         bytes: usize,
         data: DataPointer,
         durable: bool,
+    },
+    Compare {
+        range: LbaRange,
+        bytes: usize,
+        data: DataPointer,
+    },
+    Verify {
+        range: LbaRange,
+    },
+    WriteUncorrectable {
+        range: LbaRange,
     },
     Flush,
     WriteZeroes {
@@ -64,10 +65,10 @@ impl IoCommand {
         geometry: &Geometry,
         max_transfer: usize,
     ) -> Result<Self, Status> {
-        check_flags(entry)?;
+        check_fused(entry)?;
+        let data = DataPointer::of(entry)?;
         let opcode = NvmOpcode(entry.opcode);
         let dword12 = ReadWrite12::from_bits(entry.dword12.get());
-        let data = DataPointer::of(entry);
         match opcode {
             NvmOpcode::READ => {
                 let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
@@ -77,6 +78,17 @@ impl IoCommand {
                 let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
                 check_writable(geometry)?;
                 Ok(Self::Write { range, bytes, data, durable: dword12.force_unit_access() })
+            }
+            NvmOpcode::COMPARE => {
+                let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
+                Ok(Self::Compare { range, bytes, data })
+            }
+            // Neither moves data: MDTS is no limit.
+            NvmOpcode::VERIFY => Ok(Self::Verify { range: range_of(entry, dword12, geometry)? }),
+            NvmOpcode::WRITE_UNCORRECTABLE => {
+                let range = range_of(entry, dword12, geometry)?;
+                check_writable(geometry)?;
+                Ok(Self::WriteUncorrectable { range })
             }
             NvmOpcode::FLUSH => Ok(Self::Flush),
             NvmOpcode::WRITE_ZEROES => {
@@ -188,15 +200,19 @@ pub(super) enum AdminCommand {
 
 impl AdminCommand {
     pub(super) fn parse(entry: &SubmissionEntry) -> Result<Self, Status> {
-        check_flags(entry)?;
+        check_fused(entry)?;
+        // Over PCIe admin commands use no SGLs (4.4).
+        if entry.flags.data_pointer() != DataPointerType::PRP {
+            return Err(Status::INVALID_FIELD);
+        }
         let nsid = Nsid(entry.nsid.get());
-        let data = DataPointer::of(entry);
+        let data = DataPointer::prp(entry);
         let (dword10, dword11) = (entry.dword10.get(), entry.dword11.get());
         let queue = CreateQueue::from_bits(dword10);
         let id = QueueId(queue.queue());
         // QSIZE counts from 0: up to 65536 entries.
         let entries = u32::from(queue.size()).saturating_add(1);
-        let base = Iova(data.prp1);
+        let base = Iova(entry.prp1.get());
         match AdminOpcode(entry.opcode) {
             AdminOpcode::DELETE_SUBMISSION_QUEUE => Ok(Self::DeleteSubmissionQueue(id)),
             AdminOpcode::CREATE_SUBMISSION_QUEUE => {
@@ -260,7 +276,7 @@ impl AdminCommand {
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => Ok(Self::AsyncEventRequest),
             AdminOpcode::DOORBELL_BUFFER_CONFIG => {
-                let events = Iova(data.prp2);
+                let events = Iova(entry.prp2.get());
                 if [base, events].iter().any(|page| !page.0.is_multiple_of(PAGE_SIZE as u64)) {
                     return Err(Status::INVALID_FIELD);
                 }

@@ -10,7 +10,7 @@ use crate::Nsid;
 use crate::spec::{
     ControllerType, DeallocateFeatures, FirmwareUpdates, IDENTIFY_SIZE, IdentifyController,
     IdentifyNamespace, LbaFormat, LogPageAttributes, NamespaceIdDescriptor, NamespaceIdType,
-    OptionalAdminCommands, OptionalNvmCommands, PowerStateDescriptor, QueueEntrySizes, Version,
+    OptionalAdminCommands, OptionalNvmCommands, PowerStateDescriptor, QueueEntrySizes, SglSupport, Version,
     VolatileWriteCacheSupport,
 };
 
@@ -52,6 +52,9 @@ pub(super) fn controller(options: &Options, geometries: &[Geometry]) -> Identify
     data.completion_entry = QueueEntrySizes::default().with_required(4).with_maximum(4);
     data.namespaces = u32::try_from(geometries.len()).unwrap_or(u32::MAX).into();
     data.nvm_commands = OptionalNvmCommands::default()
+        .with_compare(true)
+        .with_write_uncorrectable(true)
+        .with_verify(true)
         .with_dataset_management(geometries.iter().any(|geometry| geometry.deallocates))
         .with_write_zeroes(true)
         .with_feature_select(true)
@@ -59,6 +62,12 @@ pub(super) fn controller(options: &Options, geometries: &[Geometry]) -> Identify
     data.volatile_write_cache = VolatileWriteCacheSupport::default()
         .with_present(geometries.iter().any(|geometry| geometry.volatile_cache))
         .with_flush_all(3);
+    data.sgl_support = SglSupport::default()
+        .with_support(1)
+        .with_bit_bucket(true)
+        .with_byte_metadata(true)
+        .with_excess_length(true)
+        .with_metadata_sgl(true);
     let name = format!("nqn.2014-08.org.nvmexpress:uuid:{}", Uuid::of(&options.serial, Nsid(0)));
     for (byte, value) in data.subsystem_name.iter_mut().zip(name.bytes()) {
         *byte = value;

@@ -6,13 +6,14 @@
 //! * `lifecycle`: what CC asks for: enable, reset, shutdown;
 //! * `queue`, `queues`, `doorbells`: rings, their creation and deletion, their doorbells, whom they interrupt;
 //! * `command`: raw entries become typed commands; `admin` and `io` carry them out;
-//! * `prp`, `slots`: where a command's data lies, and which commands are under way;
+//! * `data`, `prp`, `sgl`, `slots`: where a command's data lies, and which commands are under way;
+//! * `uncorrectable`: blocks that cannot be read until they are written;
 //! * `completion`: the one place where commands end;
 //! * `identify`, `features`, `timestamp`, `health`, `events`: what the host can ask.
 //!
-//! What it does not do: SGLs, fused commands, metadata and protection information, arbitration other than
-//! round robin, queues that are not contiguous, pages other than 4 KiB, a controller memory buffer,
-//! namespace management, format, firmware update, security, directives, sanitize, reservations.
+//! What it does not do: SGLs in admin commands, fused commands, metadata and protection information,
+//! arbitration other than round robin, queues that are not contiguous, pages other than 4 KiB, a controller
+//! memory buffer, namespace management, format, firmware update, security, directives, sanitize, reservations.
 
 #![cfg_attr(
     not(test),
@@ -30,6 +31,7 @@ mod admin;
 mod command;
 mod completion;
 mod counters;
+mod data;
 mod disk;
 mod doorbells;
 mod events;
@@ -45,8 +47,10 @@ mod prp;
 mod queue;
 mod queues;
 mod registers;
+mod sgl;
 mod slots;
 mod timestamp;
+mod uncorrectable;
 
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ mod log;
 mod opcode;
 mod queue;
 mod registers;
+mod sgl;
 mod status;
 
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use registers::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, DOORBELLS, Register,
     ShutdownNotification, ShutdownStatus, Version, doorbell_index, doorbell_offset,
 };
+pub use sgl::{SglDescriptor, SglIdentifier, SglSubtype, SglSupport, SglType};
 pub use status::{Status, StatusField, StatusType};
 
 /// "All namespaces" where a command takes a namespace identifier (6.1.2).

@@ -1,5 +1,6 @@
 //! Does what a command says.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -303,8 +304,14 @@ fn client_memory(
         return Err(Errno::EINVAL);
     }
     let length = usize::try_from(map.size).map_err(|_| Errno::ENOMEM)?;
-    let mapping = Mapping::watched(file, offset, length, map.access, connection.alarm.clone())
-        .map_err(|error| error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw))?;
+    let mapping =
+        Mapping::watched(file, offset, length, map.access, connection.alarm.clone()).map_err(|error| {
+            tracing::warn!(%error, ?map, "DMA_MAP refused");
+            match error.kind() {
+                io::ErrorKind::StorageFull => Errno::ENOSPC,
+                _ => error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw),
+            }
+        })?;
     Ok(dma::Region::mapped(mapping, map.access))
 }
 

@@ -36,15 +36,23 @@ impl Served {
 
     /// Why it ended; soon, since the test has given it cause to.
     pub(crate) fn outcome(self) -> Result<(), ServeError> {
-        eventually("the session ends", || self.thread.is_finished());
+        self.outcome_within(PATIENCE)
+    }
+
+    pub(crate) fn outcome_within(self, patience: Duration) -> Result<(), ServeError> {
+        within(patience, "the session ends", || self.thread.is_finished());
         self.thread.join().expect("the session does not panic")
     }
 }
 
-pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, done: impl FnMut() -> bool) {
+    within(PATIENCE, what, done);
+}
+
+fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
+        assert!(begin.elapsed() < patience, "{what}: not after {patience:?}");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -120,10 +128,6 @@ impl Client {
         self.id = self.id.wrapping_add(1);
         self.send_bytes(&command.encode(self.id, false), descriptors);
         self.id
-    }
-
-    pub(crate) fn post(&mut self, command: &Command<'_>) {
-        self.send_bytes(&command.encode(0xffff, true), &[]);
     }
 
     /// Receives the next message if one comes in time; an end is none.

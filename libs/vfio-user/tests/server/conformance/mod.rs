@@ -5,7 +5,6 @@ mod framing;
 mod interrupts;
 mod memory;
 mod regions;
-mod version;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -29,13 +28,12 @@ use outboard_vfio_user::wire::{
 
 use crate::client::{
     Client, Served, by_messages, connect, copies, descriptors_named, eventfd, eventually, mapping,
-    mappings_named, memory, open, raw, serve_at, shrink, unmap,
+    mappings_named, memory, open, raw, unmap,
 };
 
 const EINVAL: u32 = Errno::EINVAL as u32;
 const ENOENT: u32 = Errno::ENOENT as u32;
 const EEXIST: u32 = Errno::EEXIST as u32;
-const ENOSYS: u32 = Errno::ENOSYS as u32;
 
 /// Registers that keep what is written, and a region whose reads are answered when the test says so.
 pub(crate) struct Plain {
