@@ -111,6 +111,8 @@ pub struct Drive {
     config: Mutex<ConfigSpace>,
     /// MSI-X Enable of `config`, for the drive's thread.
     msix_enabled: Arc<AtomicBool>,
+    /// The level of the interrupt pin.
+    pin_raised: Arc<AtomicBool>,
     msix: Mutex<MsixTable>,
     registers: Arc<Registers>,
     doorbells: Arc<Doorbells>,
@@ -155,12 +157,14 @@ impl Drive {
         )?;
         let (registers, counters) = (controller.registers(), controller.counters());
         let msix_enabled = Arc::new(AtomicBool::new(false));
-        let machine = Machine::new(doorbells.clone(), msix_enabled.clone());
+        let pin_raised = Arc::new(AtomicBool::new(false));
+        let machine = Machine::new(doorbells.clone(), msix_enabled.clone(), pin_raised.clone());
         Ok(Self {
             description: description(layout, vectors, &doorbells, options.doorbells)?,
             layout,
             config: Mutex::new(config_space(layout, vectors)?),
             msix_enabled,
+            pin_raised,
             msix: Mutex::new(MsixTable::new(vectors)),
             registers,
             worker: Worker::start(controller, machine, events, options.doorbells)?,
@@ -311,6 +315,11 @@ impl Device for Drive {
             BAR0 => {
                 for (at, range) in pages(offset, data.len()) {
                     self.write_bar0(at, data.get(range).unwrap_or_default());
+                }
+                if self.pin_raised.load(Ordering::Acquire) {
+                    // This may lower it. The client's next command may unmask it, which interrupts at once if it is
+                    // still up.
+                    return self.worker.look(reply);
                 }
             }
             CONFIG => {
