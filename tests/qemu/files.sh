@@ -40,7 +40,7 @@ crossings() {
   say "    $messages messages for $ios I/Os"
   case $doorbells in
     posted) figure "$scenario.messages_per_io" "$(ratio "$messages" "$ios")" messages -lt 0.1 ;;
-    mapped) figure "$scenario.messages_per_io" "$(ratio "$messages" "$ios")" messages -eq 0 ;;
+    mapped | whole-bar) figure "$scenario.messages_per_io" "$(ratio "$messages" "$ios")" messages -eq 0 ;;
   esac
 }
 
