@@ -113,7 +113,7 @@ impl Disk<Machine> for RamDisk {
                 self.transfer(range, data, |iova, bytes| host.read(iova, bytes))
             }
             Operation::Flush => Ok(()),
-            Operation::WriteZeroes { .. } | Operation::Deallocate { .. } => Err(DiskError::Internal),
+            _ => Err(DiskError::Internal),
         })
     }
 

@@ -34,6 +34,17 @@ pub(super) enum Step {
         durable: bool,
         byte: u8,
     },
+    /// With the host's data as it should be, or with a byte of it changed.
+    Compare {
+        start: u64,
+        blocks: u64,
+        layout: Layout,
+        changed: Option<usize>,
+    },
+    Verify {
+        start: u64,
+        blocks: u64,
+    },
     Flush,
     WriteZeroes {
         start: u64,
@@ -89,6 +100,9 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
             .prop_map(|((start, blocks), layout, dropped)| Step::Read { start, blocks, layout, dropped }),
         4 => (range(), layout(), any::<bool>(), 1u8..)
             .prop_map(|((start, blocks), layout, durable, byte)| Step::Write { start, blocks, layout, durable, byte }),
+        2 => (range(), layout(), prop::option::of(any::<usize>()))
+            .prop_map(|((start, blocks), layout, changed)| Step::Compare { start, blocks, layout, changed }),
+        1 => range().prop_map(|(start, blocks)| Step::Verify { start, blocks }),
         1 => Just(Step::Flush),
         1 => (range(), any::<bool>(), any::<bool>()).prop_map(|((start, blocks), deallocate, durable)| {
             Step::WriteZeroes { start, blocks, deallocate, durable }
@@ -106,6 +120,7 @@ fn lbas((start, blocks): (u64, u64)) -> LbaRange {
 struct Expectation {
     ranges: Vec<(u64, u64)>,
     read: Option<(Vec<Segment>, Vec<u8>)>,
+    result: Result<(), DiskError>,
 }
 
 /// Runs the steps on a disk that holds zeroes, several commands in flight as long as they do not overlap.
@@ -124,6 +139,8 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
         let ranges = match step {
             Step::Read { start, blocks, .. }
             | Step::Write { start, blocks, .. }
+            | Step::Compare { start, blocks, .. }
+            | Step::Verify { start, blocks }
             | Step::WriteZeroes { start, blocks, .. } => vec![(*start, *blocks)],
             Step::Deallocate { ranges } => ranges.clone(),
             Step::Flush | Step::Drain => Vec::new(),
@@ -138,8 +155,8 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
             let mut done = Vec::new();
             disk.drain(&mut host, &mut done);
             for (tag, result) in done {
-                assert_eq!(result, Ok(()));
                 let expected = in_flight[tag.0 as usize].take().expect("reported once");
+                assert_eq!(result, expected.result);
                 if let Some((segments, bytes)) = expected.read {
                     assert!(host.bytes(&segments) == bytes, "{step:?}");
                 }
@@ -151,19 +168,20 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
         let area = in_flight.len();
         let tag = Tag(area as u32);
         let mut read = None;
+        let mut expected = Ok(());
         let submission = match step {
             Step::Drain => continue,
             Step::Read { start, blocks, layout, dropped } => {
                 let range = bytes(*start, *blocks);
                 let mut data = layout.segments(area, range.len());
                 host.fill(&data, &vec![0xee; range.len()]);
-                let mut expected = model[range].to_vec();
+                let mut wanted = model[range].to_vec();
                 let at = data.iter().take(*dropped).map(|segment| segment.length).sum::<usize>();
                 if let Some(segment) = data.get_mut(*dropped) {
-                    expected[at..at + segment.length].fill(0);
+                    wanted[at..at + segment.length].fill(0);
                     segment.iova = None;
                 }
-                read = Some((data.clone(), expected));
+                read = Some((data.clone(), wanted));
                 disk.submit(&mut host, tag, Operation::Read { range: lbas((*start, *blocks)), data: &data })
             }
             Step::Write { start, blocks, layout, durable, byte } => {
@@ -174,6 +192,22 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
                 model[range].copy_from_slice(&new);
                 let range = lbas((*start, *blocks));
                 disk.submit(&mut host, tag, Operation::Write { range, data: &data, durable: *durable })
+            }
+            Step::Compare { start, blocks, layout, changed } => {
+                let range = bytes(*start, *blocks);
+                let data = layout.segments(area, range.len());
+                let mut theirs = model[range].to_vec();
+                if let Some(at) = changed {
+                    let at = at % theirs.len();
+                    theirs[at] ^= 1;
+                    expected = Err(DiskError::Mismatch);
+                }
+                host.fill(&data, &theirs);
+                let range = lbas((*start, *blocks));
+                disk.submit(&mut host, tag, Operation::Compare { range, data: &data })
+            }
+            Step::Verify { start, blocks } => {
+                disk.submit(&mut host, tag, Operation::Verify { range: lbas((*start, *blocks)) })
             }
             Step::Flush => disk.submit(&mut host, tag, Operation::Flush),
             Step::WriteZeroes { start, blocks, deallocate, durable } => {
@@ -194,12 +228,12 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
         };
         match submission {
             Submission::Done(result) => {
-                assert_eq!(result, Ok(()));
+                assert_eq!(result, expected);
                 if let Some((segments, bytes)) = read {
                     assert!(host.bytes(&segments) == bytes, "{step:?}");
                 }
             }
-            Submission::Pending => in_flight.push(Some(Expectation { ranges, read })),
+            Submission::Pending => in_flight.push(Some(Expectation { ranges, read, result: expected })),
         }
     }
 }

@@ -265,6 +265,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         let io = [
             (NvmOpcode::FLUSH, supported),
             (NvmOpcode::READ, supported),
+            (NvmOpcode::COMPARE, supported),
+            (NvmOpcode::VERIFY, supported),
+            (NvmOpcode::WRITE_UNCORRECTABLE, supported.with_data_change(true)),
             (NvmOpcode::WRITE, supported.with_data_change(true)),
             (NvmOpcode::WRITE_ZEROES, supported.with_data_change(true)),
             (NvmOpcode::DATASET_MANAGEMENT, supported.with_data_change(true)),

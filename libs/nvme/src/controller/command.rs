@@ -31,6 +31,17 @@ pub(super) enum IoCommand {
         data: DataPointer,
         durable: bool,
     },
+    Compare {
+        range: LbaRange,
+        bytes: usize,
+        data: DataPointer,
+    },
+    Verify {
+        range: LbaRange,
+    },
+    WriteUncorrectable {
+        range: LbaRange,
+    },
     Flush,
     WriteZeroes {
         range: LbaRange,
@@ -67,6 +78,17 @@ impl IoCommand {
                 let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
                 check_writable(geometry)?;
                 Ok(Self::Write { range, bytes, data, durable: dword12.force_unit_access() })
+            }
+            NvmOpcode::COMPARE => {
+                let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
+                Ok(Self::Compare { range, bytes, data })
+            }
+            // Neither moves data: MDTS is no limit.
+            NvmOpcode::VERIFY => Ok(Self::Verify { range: range_of(entry, dword12, geometry)? }),
+            NvmOpcode::WRITE_UNCORRECTABLE => {
+                let range = range_of(entry, dword12, geometry)?;
+                check_writable(geometry)?;
+                Ok(Self::WriteUncorrectable { range })
             }
             NvmOpcode::FLUSH => Ok(Self::Flush),
             NvmOpcode::WRITE_ZEROES => {

@@ -24,6 +24,7 @@ impl From<DiskError> for Status {
             DiskError::DataTransfer => Self::DATA_TRANSFER_ERROR,
             DiskError::Read => Self::UNRECOVERED_READ_ERROR,
             DiskError::Write => Self::WRITE_FAULT,
+            DiskError::Mismatch => Self::COMPARE_FAILURE,
             DiskError::Capacity => Self::CAPACITY_EXCEEDED,
             DiskError::Internal => Self::INTERNAL_ERROR,
         }

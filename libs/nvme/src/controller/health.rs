@@ -11,7 +11,7 @@ use super::completion::Origin;
 use super::counters::Counters;
 use super::events::Events;
 use super::limits::ERROR_LOG_ENTRIES;
-use crate::spec::{CriticalWarning, ErrorLogEntry, SmartLog, StatusField};
+use crate::spec::{CriticalWarning, ErrorLogEntry, SmartLog, Status, StatusField, StatusType};
 
 /// Warning Composite Temperature Threshold: 70 °C in kelvin.
 pub(super) const WARNING_TEMPERATURE: u16 = 343;
@@ -57,6 +57,10 @@ impl Health {
     /// A command failed with `status`.
     pub(super) fn record_error(&mut self, origin: Origin, status: StatusField) {
         self.counters.errors.add(1);
+        let code = status.status();
+        if code.kind() == StatusType::MEDIA && code != Status::COMPARE_FAILURE {
+            self.counters.media_errors.add(1);
+        }
         self.error_count = self.error_count.saturating_add(1);
         self.errors.truncate(usize::from(ERROR_LOG_ENTRIES).saturating_sub(1));
         self.errors.push_front(ErrorLogEntry {
@@ -86,9 +90,11 @@ impl Health {
         log.temperature = TEMPERATURE.into();
         log.available_spare = 100;
         log.spare_threshold = 10;
-        log.data_units_read = units(counters.bytes_read.get());
+        log.data_units_read = units(counters.bytes_read.get().saturating_add(counters.bytes_checked.get()));
         log.data_units_written = units(counters.bytes_written.get());
-        log.host_reads = u128::from(counters.reads.get()).into();
+        let reads = [&counters.reads, &counters.compares, &counters.verifies];
+        log.host_reads = reads.map(|counter| u128::from(counter.get())).iter().sum::<u128>().into();
+        log.media_errors = u128::from(counters.media_errors.get()).into();
         log.host_writes = u128::from(counters.writes.get()).into();
         log.power_cycles = u128::from(power_cycles).into();
         log.power_on_hours = u128::from(self.started.elapsed().as_secs() / 3600).into();

@@ -52,6 +52,9 @@ pub(super) fn controller(options: &Options, geometries: &[Geometry]) -> Identify
     data.completion_entry = QueueEntrySizes::default().with_required(4).with_maximum(4);
     data.namespaces = u32::try_from(geometries.len()).unwrap_or(u32::MAX).into();
     data.nvm_commands = OptionalNvmCommands::default()
+        .with_compare(true)
+        .with_write_uncorrectable(true)
+        .with_verify(true)
         .with_dataset_management(geometries.iter().any(|geometry| geometry.deallocates))
         .with_write_zeroes(true)
         .with_feature_select(true)

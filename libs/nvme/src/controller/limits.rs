@@ -30,6 +30,9 @@ pub(super) const MAX_SGL_DESCRIPTORS: usize = 2048;
 /// Segments of an SGL besides the one in the command: each costs an access to the host's memory.
 pub(super) const MAX_SGL_SEGMENTS: usize = 64;
 
+/// Parts of a namespace, of 4096 blocks each, in which blocks may be marked by Write Uncorrectable.
+pub(super) const MAX_UNCORRECTABLE_PARTS: usize = 1024;
+
 /// Polls over which an interrupt may be withheld from a host that does not move its completion queue's head:
 /// one that consumes entries without telling must still hear of the next ones.
 pub(super) const WITHHOLD_POLLS: u32 = 256;

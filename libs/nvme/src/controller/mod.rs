@@ -7,6 +7,7 @@
 //! * `queue`, `queues`, `doorbells`: rings, their creation and deletion, their doorbells, whom they interrupt;
 //! * `command`: raw entries become typed commands; `admin` and `io` carry them out;
 //! * `data`, `prp`, `sgl`, `slots`: where a command's data lies, and which commands are under way;
+//! * `uncorrectable`: blocks that cannot be read until they are written;
 //! * `completion`: the one place where commands end;
 //! * `identify`, `features`, `timestamp`, `health`, `events`: what the host can ask.
 //!
@@ -49,6 +50,7 @@ mod registers;
 mod sgl;
 mod slots;
 mod timestamp;
+mod uncorrectable;
 
 #[cfg(test)]
 mod tests;

@@ -38,6 +38,8 @@ pub(crate) enum Pace {
 enum Owned {
     Read(LbaRange, Vec<Segment>),
     Write(LbaRange, Vec<Segment>),
+    Compare(LbaRange, Vec<Segment>),
+    Verify(LbaRange),
     Flush,
     Zero(Vec<LbaRange>),
 }
@@ -88,6 +90,21 @@ impl Memory {
                 }
                 assert!(bytes.is_empty(), "segments shorter than {range:?}");
             }
+            Owned::Compare(range, segments) => {
+                let mut bytes = &*self.bytes(*range)?;
+                for segment in segments {
+                    let (here, rest) = bytes.split_at(segment.length);
+                    let mut theirs = vec![0; segment.length];
+                    host.read(segment.iova.unwrap(), &mut theirs).map_err(|_| DiskError::DataTransfer)?;
+                    if theirs != here {
+                        return Err(DiskError::Mismatch);
+                    }
+                    bytes = rest;
+                }
+            }
+            Owned::Verify(range) => {
+                self.bytes(*range)?;
+            }
             Owned::Flush => {}
             Owned::Zero(ranges) => {
                 for &range in ranges {
@@ -108,6 +125,8 @@ impl<H: Host> Disk<H> for Memory {
         let owned = match operation {
             Operation::Read { range, data } => Owned::Read(range, data.to_vec()),
             Operation::Write { range, data, .. } => Owned::Write(range, data.to_vec()),
+            Operation::Compare { range, data } => Owned::Compare(range, data.to_vec()),
+            Operation::Verify { range } => Owned::Verify(range),
             Operation::Flush => Owned::Flush,
             Operation::WriteZeroes { range, .. } => Owned::Zero(vec![range]),
             Operation::Deallocate { ranges } => Owned::Zero(ranges.to_vec()),

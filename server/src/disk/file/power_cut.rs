@@ -447,12 +447,16 @@ fn after_a_failed_sync_no_later_one_is_believed() {
 fn errors_of_the_kernel_have_their_meaning() {
     let data = one();
     let read = Operation::Read { range: ONE, data: &data };
+    let compare = Operation::Compare { range: ONE, data: &data };
+    let verify = Operation::Verify { range: ONE };
     let write = Operation::Write { range: ONE, data: &data, durable: false };
     let deallocate = Operation::Deallocate { ranges: &[ONE] };
     for (operation, errno, error) in [
         (read, Errno::EIO, DiskError::Read),
         (read, Errno::EFAULT, DiskError::DataTransfer),
         (read, Errno::ENOMEM, DiskError::Internal),
+        (compare, Errno::EIO, DiskError::Read),
+        (verify, Errno::EIO, DiskError::Read),
         (write, Errno::EIO, DiskError::Write),
         (write, Errno::EFAULT, DiskError::DataTransfer),
         (write, Errno::ENOSPC, DiskError::Capacity),

@@ -175,7 +175,7 @@ fn what_is_not_supported_is_refused() {
         let entry = SubmissionEntry { nsid: nsid.into(), ..transfer(NvmOpcode::READ, 0, 1, BUFFER_AT, 0) };
         assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::INVALID_NAMESPACE));
     }
-    for opcode in [NvmOpcode::COMPARE, NvmOpcode(0x80), NvmOpcode(0x7f)] {
+    for opcode in [NvmOpcode::RESERVATION_REPORT, NvmOpcode(0x80), NvmOpcode(0x7f)] {
         for nsid in [1, 9] {
             let entry = SubmissionEntry { nsid: nsid.into(), ..transfer(opcode, 0, 1, BUFFER_AT, 0) };
             assert_eq!(result(&machine.run(&mut pair, entry)), Err(Status::INVALID_OPCODE));

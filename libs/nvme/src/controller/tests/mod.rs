@@ -6,5 +6,6 @@ mod interrupts;
 mod io;
 mod lifecycle;
 pub(crate) mod machine;
+mod media;
 mod power;
 mod shadow;
