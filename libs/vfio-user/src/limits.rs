@@ -62,6 +62,12 @@ pub const WAITING_BYTES: usize = 4 << 20;
 /// The most descriptors of them: more are left in the socket, where they are the client's.
 pub const WAITING_DESCRIPTORS: usize = DESCRIPTORS;
 
+/// The most descriptors that a client can make us have, beside those of its interrupts: one short of
+/// [`WAITING_DESCRIPTORS`] in commands and in replies, and to each come those of one more; those of the command that
+/// is executed, and of the message that arrives; those of replies that the socket holds (a message each, of a buffer
+/// of some 200 KiB), which count for this user. And our own: socket, alarm, a spare.
+pub const SESSION_DESCRIPTORS: usize = 7 * DESCRIPTORS + 8;
+
 /// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
 /// work that it is for.
 pub const LOOK: Duration = Duration::from_micros(30);
@@ -83,3 +89,10 @@ pub const VECTORS: u32 = 2048;
 
 /// How long a client's own thread leaves the socket to a caller that reads it.
 pub const LINGER: Duration = Duration::from_micros(200);
+
+/// The most commands of a batch that a client sends ahead of the answers: a message may have a descriptor, and of
+/// those the kernel lets only RLIMIT_NOFILE be on their way (unix(7), ETOOMANYREFS).
+pub const PIPELINED: usize = 64;
+
+/// Longer than anybody waits.
+pub const EVER: Duration = Duration::from_secs(365 * 24 * 3600);
