@@ -3,12 +3,11 @@
 use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::barrier::Then;
 use super::command::AdminCommand;
 use super::completion::Origin;
 use super::data::DataPointer;
 use super::events;
-use super::io::Progress;
-use super::slots::{Owner, Work};
 use super::{Controller, Disk, Host, identify};
 use crate::spec::{
     AdminOpcode, AsyncEventType, Cns, CommandEffects, CommandsSupportedLog, FeatureId, FeatureSelect,
@@ -99,6 +98,10 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 self.health.events.park(origin.command)?;
                 Ok(Answer::Parked)
             }
+            AdminCommand::Format(format) => {
+                self.format(origin, format)?;
+                Ok(Answer::Pending)
+            }
             AdminCommand::DoorbellBufferConfig { doorbells, events } if self.options.shadow_doorbells => {
                 self.queues.share_doorbells(host, &mut self.health, doorbells, events);
                 DONE
@@ -170,12 +173,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 let before = self.features.write_cache();
                 self.features.set(feature, value)?;
                 if before && !self.features.write_cache() {
-                    // Nothing may be left in a cache that is off.
-                    let owner = Owner::Command { origin, work: Work::CacheOff };
-                    return match self.disks.flush_all(host, owner)? {
-                        Progress::Done => DONE,
-                        Progress::Pending => Ok(Answer::Pending),
-                    };
+                    // Nothing may be left in a cache that is off, nor get there.
+                    self.barriers.push(origin, Then::Flush);
+                    return Ok(Answer::Pending);
                 }
                 DONE
             }
@@ -218,6 +218,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 log.revisions[0] = identity.firmware;
                 (log.as_bytes().to_vec(), None)
             }
+            LogPageId::CHANGED_NAMESPACES => {
+                (self.health.events.changed_namespaces(), Some(AsyncEventType::NOTICE))
+            }
             LogPageId::COMMANDS_SUPPORTED => (self.commands_supported().as_bytes().to_vec(), None),
             _ => return Err(Status::INVALID_LOG_PAGE),
         };
@@ -252,6 +255,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             AdminOpcode::SET_FEATURES,
             AdminOpcode::GET_FEATURES,
             AdminOpcode::ASYNC_EVENT_REQUEST,
+            AdminOpcode::FORMAT_NVM,
         ];
         let mut mark = |opcode: AdminOpcode| {
             if let Some(effects) = log.admin.get_mut(usize::from(opcode.0)) {
@@ -261,6 +265,10 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         admin.into_iter().for_each(&mut mark);
         if self.options.shadow_doorbells {
             mark(AdminOpcode::DOORBELL_BUFFER_CONFIG);
+        }
+        if let Some(effects) = log.admin.get_mut(usize::from(AdminOpcode::FORMAT_NVM.0)) {
+            // One at a time on a namespace (CSE 001b).
+            *effects = effects.with_data_change(true).with_namespace_change(true).with_restrictions(1);
         }
         let io = [
             (NvmOpcode::FLUSH, supported),

@@ -84,6 +84,11 @@ impl Features {
         self.is_too_warm_or_cold() && self.values.async_events.critical_warnings() & 0b10 != 0
     }
 
+    /// Whether changes of namespaces are to be reported as events.
+    pub(super) fn reports_namespaces(&self) -> bool {
+        self.values.async_events.namespace_attributes()
+    }
+
     /// Get Features: dword 0 of its completion. `which` is dword 11.
     pub(super) fn get(&self, feature: FeatureId, select: FeatureSelect, which: u32) -> Result<u32, Status> {
         match select {
@@ -188,11 +193,12 @@ impl Features {
                 values.write_atomicity =
                     WriteAtomicity::default().with_disable_normal(atomicity.disable_normal()).bits();
             }
-            // OAES is 0: only the critical warnings can be asked for.
+            // What OAES offers, and the critical warnings.
             FeatureId::ASYNC_EVENT_CONFIGURATION => {
                 let asked = AsyncEventConfiguration::from_bits(value);
-                values.async_events =
-                    AsyncEventConfiguration::default().with_critical_warnings(asked.critical_warnings());
+                values.async_events = AsyncEventConfiguration::default()
+                    .with_critical_warnings(asked.critical_warnings())
+                    .with_namespace_attributes(asked.namespace_attributes());
             }
             _ => return Err(Status::INVALID_FIELD),
         }

@@ -75,7 +75,7 @@ fn identify_of_the_command_set_knows_the_nvm_set_only() {
 #[test]
 fn bad_commands_get_the_status_that_the_specification_names() {
     let mut machine = ready();
-    for opcode in [AdminOpcode(0x80), AdminOpcode(0xc0), AdminOpcode(0x10), AdminOpcode(0x7c), AdminOpcode(3)]
+    for opcode in [AdminOpcode(0x84), AdminOpcode(0xc0), AdminOpcode(0x10), AdminOpcode(0x7c), AdminOpcode(3)]
     {
         assert_eq!(machine.admin(opcode, 0, 0, 0), Err(Status::INVALID_OPCODE), "{opcode:?}");
     }
@@ -302,7 +302,7 @@ fn log_pages_have_bounds() {
 fn failures_stand_in_the_error_log_the_newest_first() {
     let mut machine = ready();
     for round in 0..70_u32 {
-        let opcode = if round % 2 == 0 { 0x80 } else { 0x81 };
+        let opcode = if round % 2 == 0 { 0x84 } else { 0x81 };
         machine.admin(AdminOpcode(opcode), round, 0, 0).unwrap_err();
     }
     log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 4096, false).unwrap();
