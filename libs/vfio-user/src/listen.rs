@@ -3,11 +3,11 @@
 #![expect(unsafe_code, reason = "takes over a descriptor that is named by number")]
 
 use std::error::Error;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{
-    AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt,
+    self, AddressFamily, Backlog, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, bind,
+    getsockname, getsockopt, socket, sockopt,
 };
+use nix::sys::stat::{Mode, fchmod};
 
 use crate::counters::Messages;
 use crate::device::Device;
@@ -122,12 +124,20 @@ impl Source {
     /// # Errors
     /// [`ListenError`]
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        Self::bind_as(path, None)
+    }
+
+    /// [`Source::bind`], the file with these permissions (its mode) from the start on; with none, as the umask says.
+    ///
+    /// # Errors
+    /// [`ListenError`]
+    pub fn bind_as(path: &Path, mode: Option<u32>) -> Result<Self, ListenError> {
         let length = path.as_os_str().len();
         if length > PATH_MAX {
             return Err(ListenError::TooLong { length });
         }
-        let socket = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => replace_stale(path),
+        let socket = match listen(path, mode) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => replace_stale(path, mode),
             result => result.map_err(|error| describe(path, error)),
         }?;
         let file = fs::symlink_metadata(path).map_err(|error| describe(path, error))?;
@@ -232,8 +242,22 @@ fn is_first(first: &impl AsFd, second: &impl AsFd) -> io::Result<bool> {
     }
 }
 
+fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener> {
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // The file is made with what both the socket's mode and the umask allow: never too much.
+    if let Some(mode) = mode {
+        fchmod(&socket, Mode::from_bits_truncate(mode))?;
+    }
+    bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    if let Some(mode) = mode {
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    socket::listen(&socket, Backlog::MAXCONN)?;
+    Ok(socket.into())
+}
+
 /// Binds where a file is already, if nobody has that socket open.
-fn replace_stale(path: &Path) -> Result<UnixListener, ListenError> {
+fn replace_stale(path: &Path, mode: Option<u32>) -> Result<UnixListener, ListenError> {
     // Between our look at the file and its removal nobody else may replace it: we would remove theirs.
     let _lock = lock_directory(path);
     match fs::symlink_metadata(path) {
@@ -254,7 +278,7 @@ fn replace_stale(path: &Path) -> Result<UnixListener, ListenError> {
         },
     }
     // If somebody was quicker now, that one is live, and this fails.
-    UnixListener::bind(path).map_err(|error| describe(path, error))
+    listen(path, mode).map_err(|error| describe(path, error))
 }
 
 /// Is refused if nobody has the socket open. To an open stream socket it fails otherwise (EPROTOTYPE), without

@@ -111,6 +111,8 @@ pub struct Drive {
     config: Mutex<ConfigSpace>,
     /// MSI-X Enable of `config`, for the drive's thread.
     msix_enabled: Arc<AtomicBool>,
+    /// The level of the interrupt pin.
+    pin_raised: Arc<AtomicBool>,
     msix: Mutex<MsixTable>,
     registers: Arc<Registers>,
     doorbells: Arc<Doorbells>,
@@ -155,12 +157,14 @@ impl Drive {
         )?;
         let (registers, counters) = (controller.registers(), controller.counters());
         let msix_enabled = Arc::new(AtomicBool::new(false));
-        let machine = Machine::new(doorbells.clone(), msix_enabled.clone());
+        let pin_raised = Arc::new(AtomicBool::new(false));
+        let machine = Machine::new(doorbells.clone(), msix_enabled.clone(), pin_raised.clone());
         Ok(Self {
             description: description(layout, vectors, &doorbells, options.doorbells)?,
             layout,
             config: Mutex::new(config_space(layout, vectors)?),
             msix_enabled,
+            pin_raised,
             msix: Mutex::new(MsixTable::new(vectors)),
             registers,
             worker: Worker::start(controller, machine, events, options.doorbells)?,
@@ -312,6 +316,11 @@ impl Device for Drive {
                 for (at, range) in pages(offset, data.len()) {
                     self.write_bar0(at, data.get(range).unwrap_or_default());
                 }
+                if self.pin_raised.load(Ordering::Acquire) {
+                    // This may lower it. The client's next command may unmask it, which interrupts at once if it is
+                    // still up.
+                    return self.worker.look(reply);
+                }
             }
             CONFIG => {
                 let offset = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -354,7 +363,7 @@ impl Service for Drive {
         self.worker.stop();
     }
 
-    fn report(&self) -> String {
+    fn counters(&self) -> Vec<(String, u64)> {
         let counters = &self.counters;
         let (reads, writes) = (counters.reads.get(), counters.writes.get());
         let others = [
@@ -391,7 +400,7 @@ impl Service for Drive {
                 .map(|(name, count)| (format!("messages.{}", name.to_lowercase()), count)),
         );
         lines.sort();
-        lines.into_iter().map(|(name, count)| format!("counter {name} {count}\n")).collect()
+        lines
     }
 }
 

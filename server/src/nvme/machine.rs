@@ -24,12 +24,18 @@ pub(super) struct Machine {
     guest: Option<Guest>,
     doorbells: Arc<Doorbells>,
     msix_enabled: Arc<AtomicBool>,
+    pin_raised: Arc<AtomicBool>,
 }
 
 impl Machine {
-    /// A machine without a client. `msix_enabled` is MSI-X Enable of the configuration space.
-    pub(super) fn new(doorbells: Arc<Doorbells>, msix_enabled: Arc<AtomicBool>) -> Self {
-        Self { guest: None, doorbells, msix_enabled }
+    /// A machine without a client. `msix_enabled` is MSI-X Enable of the configuration space; `pin_raised` tells
+    /// others of the pin.
+    pub(super) fn new(
+        doorbells: Arc<Doorbells>,
+        msix_enabled: Arc<AtomicBool>,
+        pin_raised: Arc<AtomicBool>,
+    ) -> Self {
+        Self { guest: None, doorbells, msix_enabled, pin_raised }
     }
 
     /// A client came.
@@ -130,9 +136,12 @@ impl Host for Machine {
     }
 
     fn interrupt_line(&mut self, asserted: bool) {
+        // Up is told before it is, down after: who finds it down need not ask.
+        self.pin_raised.fetch_or(asserted, Ordering::Release);
         if let Some(guest) = &self.guest {
             guest.connection.interrupts().set_line(asserted);
         }
+        self.pin_raised.store(asserted, Ordering::Release);
     }
 
     #[inline]

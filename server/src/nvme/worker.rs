@@ -38,6 +38,8 @@ enum Order {
     Attach(Arc<Connection>),
     /// Answered when no memory of the client is in use but what is pinned by I/O under way.
     Detach(SyncSender<()>),
+    /// Answered when what was written before has been looked at.
+    Look(Reply<()>),
     /// Answered when no command is under way.
     Reset(Reply<()>),
     /// Answered when everything that was under way is done and flushed.
@@ -101,7 +103,9 @@ impl Worker {
             next_client: None,
             resets: Vec::new(),
         };
-        let thread = thread::Builder::new().name("drive".into()).spawn(move || drive.run())?;
+        let span = tracing::Span::current();
+        let thread =
+            thread::Builder::new().name("drive".into()).spawn(move || span.in_scope(|| drive.run()))?;
         Ok(Self { bell, orders, thread: Mutex::new(Some(thread)) })
     }
 
@@ -109,6 +113,11 @@ impl Worker {
     #[inline]
     pub(super) fn wake(&self) {
         self.bell.ring();
+    }
+
+    /// As [`Worker::wake`]; answers `reply` when the drive has acted upon what was written.
+    pub(super) fn look(&self, reply: Reply<()>) {
+        self.order(Order::Look(reply));
     }
 
     /// A client came.
@@ -229,6 +238,10 @@ impl Drive {
                     self.machine.detach();
                     // An error: nobody waits any more.
                     let _ = done.send(());
+                }
+                Ok(Order::Look(reply)) => {
+                    self.controller.poll(&mut self.machine);
+                    reply.ok(());
                 }
                 Ok(Order::Reset(reply)) => self.resets.push(reply),
             }

@@ -370,7 +370,14 @@ impl Queues {
             if watched {
                 note(health, self.look_at_head(host, id));
             }
-            let Some(queue) = self.completion_mut(id) else { continue };
+            let Some(queue) = self.completion.get_mut(usize::from(id.0)).and_then(Option::as_mut) else {
+                continue;
+            };
+            if pin && queue.used() != 0 {
+                // Before the interrupt, not before sleep: a VMM may take the pin to fall only when a register is
+                // touched.
+                self.doorbells.arm_head(host, id, queue);
+            }
             let Some(vector) = queue.vector else { continue };
             if let Signal::Withheld { polls } = queue.signal {
                 if polls == 0 {

@@ -24,6 +24,23 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     assert!(!path.exists(), "it goes with its server");
 }
 
+/// Whatever the umask is; and nobody may connect before the file has its permissions.
+#[test]
+fn who_may_connect_is_what_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    for mode in [0o600, 0o660, 0o666] {
+        for stale in [false, true] {
+            if stale {
+                drop(UnixListener::bind(&path).unwrap());
+            }
+            let _ours = Source::bind_as(&path, Some(mode)).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+            assert!(UnixStream::connect(&path).is_ok());
+        }
+    }
+}
+
 #[test]
 fn a_socket_that_took_our_place_stays() {
     let directory = tempfile::tempdir().unwrap();
