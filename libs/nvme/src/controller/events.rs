@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::limits::{MAX_PARKED_EVENTS, MAX_PENDING_EVENTS};
 use crate::Nsid;
-use crate::spec::{AsyncEvent, AsyncEventType, LogPageId, Status};
+use crate::spec::{AsyncEvent, AsyncEventType, CriticalWarning, LogPageId, Status};
 
 /// Bytes of the Changed Namespace List: 1024 identifiers.
 const CHANGED_NAMESPACES_SIZE: usize = 4096;
@@ -34,6 +34,8 @@ pub(super) struct Events {
     masked: u32,
     /// The Changed Namespace List: what changed since the host read it.
     changed: BTreeSet<u32>,
+    /// The critical warnings that hold and that the host wants to hear of.
+    warnings: CriticalWarning,
 }
 
 const fn bit(kind: AsyncEventType) -> u32 {
@@ -79,6 +81,15 @@ impl Events {
         let mut page: Vec<u8> = self.changed.iter().flat_map(|nsid| nsid.to_le_bytes()).collect();
         page.resize(CHANGED_NAMESPACES_SIZE, 0);
         page
+    }
+
+    /// The critical warnings that hold and that the host wants to hear of: an event when there is a new one
+    /// (5.21.1.11).
+    pub(super) fn watch(&mut self, warnings: CriticalWarning) {
+        if warnings.temperature() && !self.warnings.temperature() {
+            self.raise(TEMPERATURE);
+        }
+        self.warnings = warnings;
     }
 
     /// Whether [`Events::next`] has something to complete.
