@@ -98,9 +98,10 @@ pub(super) fn namespace(geometry: &Geometry) -> IdentifyNamespace {
     for (format, shift) in data.lba_formats.iter_mut().zip(geometry.formats) {
         *format = LbaFormat::default().with_data_shift((shift & 0xff) as u8);
     }
-    data.formats = (geometry.formats.len().saturating_sub(1) & 0xf) as u8;
+    // At most 16.
+    data.formats = u8::try_from(geometry.formats.len().saturating_sub(1)).unwrap_or(0xf);
     let index = geometry.formats.iter().position(|shift| *shift == geometry.block_shift).unwrap_or(0);
-    data.formatted = FormattedLbaSize::default().with_index((index & 0xf) as u8);
+    data.formatted = FormattedLbaSize::default().with_index(u8::try_from(index).unwrap_or(0));
     data
 }
 

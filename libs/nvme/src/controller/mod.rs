@@ -70,7 +70,7 @@ pub use host::{Direction, DmaError, Host, Segment};
 pub use options::{InvalidOptions, Options};
 pub use registers::{Effect, Registers, Snapshot, doorbell_write};
 
-use crate::spec::{Status, SubmissionEntry};
+use crate::spec::{DataPointerType, Status, SubmissionEntry};
 use crate::{Lba, Nsid, QueueId};
 use admin::Answer;
 use barrier::Barriers;
@@ -265,6 +265,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                     lba: Lba(entry.starting_lba()),
                 };
                 queues.take(id);
+                if entry.flags.data_pointer() != DataPointerType::PRP {
+                    health.counters.sgls.add(1);
+                }
                 let result = match disks.start(host, origin, entry, write_cache) {
                     Ok((_, Progress::Pending)) => continue,
                     Ok((work, Progress::Done)) => {

@@ -11,3 +11,4 @@ pub(crate) mod machine;
 mod media;
 mod power;
 mod shadow;
+mod statuses;
