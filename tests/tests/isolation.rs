@@ -208,12 +208,12 @@ fn the_others_lose_nothing_and_go_on() {
         100,
     );
     for misdeed in [Misdeed::Killed, Misdeed::Stopped, Misdeed::Truncated] {
-        for offender in 0..DRIVES.len() {
+        for (offender, name) in DRIVES.iter().enumerate() {
             let before = stand.others(offender, TIME);
             stand.commit(misdeed, offender);
             let meanwhile = stand.others(offender, TIME);
             for (before, meanwhile) in before.iter().zip(&meanwhile) {
-                let context = format!("{misdeed:?} {}: {before:?}, then {meanwhile:?}", DRIVES[offender]);
+                let context = format!("{misdeed:?} {name}: {before:?}, then {meanwhile:?}");
                 assert!(before.lost_nothing() && meanwhile.lost_nothing(), "{context}");
                 assert!(meanwhile.ios > 0.2 * before.ios, "{context}");
             }
