@@ -7,6 +7,7 @@ mod client;
 mod conformance;
 mod devices;
 mod faults;
+mod fuse;
 mod lost_memory;
 mod round_trips;
 mod twin;
