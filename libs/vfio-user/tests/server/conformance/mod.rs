@@ -31,7 +31,7 @@ use crate::client::{
     mappings_named, memory, open, raw, unmap,
 };
 
-const EINVAL: u32 = Errno::EINVAL as u32;
+pub(crate) const EINVAL: u32 = Errno::EINVAL as u32;
 const ENOENT: u32 = Errno::ENOENT as u32;
 const EEXIST: u32 = Errno::EEXIST as u32;
 
@@ -47,7 +47,7 @@ const REGISTERS: u32 = 0;
 const REGISTERS_SIZE: u64 = 0x4000;
 const HELD: u32 = 1;
 const ABSENT: u32 = 2;
-const MANY_EVENTFDS: u32 = 4;
+pub(crate) const MANY_EVENTFDS: u32 = 4;
 const READ_ONLY: u32 = 7;
 const REGIONS: u32 = 9;
 const VECTORS: u32 = 2048;
