@@ -1,5 +1,6 @@
 use std::os::fd::AsFd;
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use proptest::prelude::*;
 
@@ -67,6 +68,20 @@ fn a_masked_vector_waits_and_fires_once_when_unmasked() {
     interrupts.set(&plain(IrqIndex::MSIX, 3, 1, IrqAction::Unmask), vec![]).unwrap();
     interrupts.set(&plain(IrqIndex::MSIX, 3, 1, IrqAction::Unmask), vec![]).unwrap();
     assert_eq!(count(&a), 1);
+}
+
+#[test]
+fn a_pin_that_is_asserted_already_fires_when_it_is_bound() {
+    let interrupts = Interrupts::new(&COUNTS);
+    let (first, second) = (eventfd(), eventfd());
+    interrupts.set_line(true);
+    bind(&interrupts, IrqIndex::INTX, 0, &[&first]).unwrap();
+    assert_eq!(count(&first), 1);
+    // It is masked now, for whichever descriptor.
+    bind(&interrupts, IrqIndex::INTX, 0, &[&second]).unwrap();
+    assert_eq!((count(&first), count(&second)), (0, 0));
+    interrupts.set(&plain(IrqIndex::INTX, 0, 1, IrqAction::Unmask), vec![]).unwrap();
+    assert_eq!((count(&first), count(&second)), (0, 1));
 }
 
 #[test]
@@ -138,9 +153,12 @@ fn only_an_eventfd_is_taken() {
 #[test]
 fn closing_frees_a_writer_that_a_full_eventfd_blocks() {
     let interrupts = Arc::new(Interrupts::new(&COUNTS));
-    let full = EventFd::from_flags(EfdFlags::empty()).unwrap();
+    let full = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
     full.write(u64::MAX - 1).unwrap();
     bind(&interrupts, IrqIndex::MSIX, 0, &[&full]).unwrap();
+    fcntl(&full, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    // The session's own thread looks first.
+    interrupts.set(&plain(IrqIndex::MSIX, 0, 1, IrqAction::Trigger), vec![]).unwrap();
     let writer = std::thread::spawn({
         let interrupts = interrupts.clone();
         move || interrupts.trigger(IrqIndex::MSIX, 0)
@@ -151,6 +169,19 @@ fn closing_frees_a_writer_that_a_full_eventfd_blocks() {
     interrupts.set(&plain(IrqIndex::MSIX, 0, 0, IrqAction::Trigger), vec![]).unwrap();
     interrupts.close();
     writer.join().unwrap();
+}
+
+/// Conformance point 43: one that blocks from the start and is full holds nobody.
+#[test]
+fn a_full_eventfd_is_not_waited_for() {
+    let interrupts = Interrupts::new(&COUNTS);
+    let full = EventFd::from_flags(EfdFlags::empty()).unwrap();
+    full.write(u64::MAX - 1).unwrap();
+    bind(&interrupts, IrqIndex::MSIX, 0, &[&full]).unwrap();
+    interrupts.trigger(IrqIndex::MSIX, 0);
+    assert_eq!(full.read().unwrap(), u64::MAX - 1);
+    interrupts.trigger(IrqIndex::MSIX, 0);
+    assert_eq!(full.read().unwrap(), 1);
 }
 
 #[derive(Clone, Debug)]
