@@ -1,12 +1,15 @@
 //! The command line.
 
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use outboard_vfio_user::limits;
+use outboard_vfio_user::listen::{ListenError, Source};
 
 use crate::disk::NamespaceSpec;
-use crate::nvme::DoorbellMode;
+use crate::nvme::{self, DoorbellMode};
+use crate::snippet::Vmm;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,14 +24,26 @@ Examples:
   Memory that is lost when the server ends, and a drive that sleeps when idle:
     outboard-server nvme --socket-path /run/drive.sock --namespace ram:1G --doorbells posted
 
-  QEMU on that socket (the guest's memory has to be shared):
-    qemu-system-x86_64 -M q35 -m 2G -object memory-backend-memfd,id=ram,size=2G,share=on \\
-        -machine memory-backend=ram \\
-        -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/drive.sock\"}}'
+  What QEMU is told about that drive (or libvirt, or Cloud Hypervisor):
+    outboard-server nvme --socket-path /run/drive.sock --namespace ram:1G --print qemu
 
 Signals: SIGTERM and SIGINT finish what is under way, flush, and exit; SIGUSR1 prints the counters.
 Exit status: 0 after a signal or when the client of --fd has left; 1 when the drive could not be served (the
 reason is the last line on stderr); 2 for a wrong command line.";
+
+const SERVE_EXAMPLES: &str = concat!(
+    "\
+The keys of a [[drive]] are the options of `outboard-server nvme`, without their dashes.
+Relative paths start at the file's directory. For example:
+
+",
+    include_str!("config/example.toml"),
+    "
+Signals: SIGTERM and SIGINT finish what is under way in every drive, flush, and exit; SIGUSR1
+prints the counters, each with its drive's name in front.
+Exit status: 0 after a signal; 1 when the file is wrong or a drive could not be served, and then
+none is (the reason is the last line on stderr); 2 for a wrong command line."
+);
 
 /// Devices outside of the virtual machine monitor, over vfio-user.
 #[derive(Debug, Parser)]
@@ -48,10 +63,13 @@ pub enum Command {
     /// Plays an NVMe drive in software, on files or memory.
     #[command(after_help = EXAMPLES)]
     Nvme(Nvme),
+    /// Plays several drives in one process, as a file says.
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(Serve),
 }
 
 /// Where clients come from.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Socket {
     /// Listen on this UNIX socket. A stale socket file is replaced.
@@ -62,21 +80,81 @@ pub struct Socket {
     pub fd: Option<RawFd>,
 }
 
-/// Options of `outboard-server nvme`.
+/// Who may connect to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SocketAccess {
+    /// This user.
+    Owner,
+    /// Also this user's group.
+    Group,
+    /// Every user of this machine.
+    All,
+}
+
+impl SocketAccess {
+    /// The mode of the socket's file: to connect is to write.
+    fn mode(self) -> u32 {
+        match self {
+            Self::Owner => 0o600,
+            Self::Group => 0o660,
+            Self::All => 0o666,
+        }
+    }
+}
+
+/// `outboard-server nvme`.
 #[derive(Args, Debug)]
 pub struct Nvme {
+    /// What the drive is made of.
+    #[command(flatten)]
+    pub drive: DriveOptions,
+    /// Print what a VMM is told about this drive, and exit.
+    #[arg(long, value_name = "VMM", value_enum)]
+    pub print: Option<Vmm>,
+}
+
+/// `outboard-server serve`.
+#[derive(Args, Debug)]
+pub struct Serve {
+    /// The file that lists the drives.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Say what is wrong with the file, if anything is, and exit.
+    #[arg(long, conflicts_with = "print")]
+    pub check: bool,
+    /// Print what a VMM is told about the drives, and exit.
+    #[arg(long, value_name = "VMM", value_enum)]
+    pub print: Option<Vmm>,
+    /// Only of the drive with this name.
+    #[arg(long, value_name = "NAME", requires = "print")]
+    pub drive: Option<String>,
+}
+
+/// What a drive is made of: options of `outboard-server nvme`, and keys of a `[[drive]]`.
+#[derive(Args, Clone, Debug)]
+pub struct DriveOptions {
+    /// What the drive is called in the counters, in the log and by VMMs: a letter, then letters, digits, '-', '.'
+    /// and '_'.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub name: Option<String>,
     /// Where clients come from.
     #[command(flatten)]
     pub socket: Socket,
+    /// Who may connect to --socket-path; unless said, those that the umask lets.
+    #[arg(long, value_enum, value_name = "WHO", requires = "socket_path")]
+    pub socket_access: Option<SocketAccess>,
     /// A namespace, the first one has number 1: file:PATH (an image or a block device), ram:SIZE, or null:SIZE
     /// (moves no data, for measuring); SIZE as in 512M, 10G. Options follow after commas: block-size=512|4096,
     /// read-only.
     #[arg(long = "namespace", value_name = "SPEC", required = true)]
     pub namespaces: Vec<NamespaceSpec>,
-    /// How doorbells arrive: mapped pages that a thread looks at (no messages; a timer when idle), or posted
-    /// messages (few with shadow doorbells; asleep when idle).
+    /// How doorbells arrive.
     #[arg(long, value_enum, default_value_t = DoorbellMode::Mapped)]
     pub doorbells: DoorbellMode,
+    /// How many bytes lie between a doorbell and the next (CAP.DSTRD): a power of two from 4 to 131072. With 4096
+    /// each has a page of its own. Not with posted doorbells.
+    #[arg(long, value_name = "BYTES", default_value = "4", value_parser = stride)]
+    pub doorbell_stride: u8,
     /// How many I/O queue pairs the guest may create.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub queues: u16,
@@ -89,6 +167,70 @@ pub struct Nvme {
     /// The model that the guest sees, at most 40 printable ASCII characters.
     #[arg(long, value_name = "TEXT", default_value = "Outboard NVMe drive", value_parser = ascii::<40>)]
     pub model: String,
+}
+
+/// CAP.DSTRD of a distance in bytes.
+fn stride(text: &str) -> Result<u8, String> {
+    let bytes = text.parse::<u32>().ok().filter(|bytes| bytes.is_power_of_two());
+    let stride = bytes.and_then(|bytes| u8::try_from(bytes.ilog2().checked_sub(2)?).ok());
+    stride.filter(|stride| *stride <= 15).ok_or_else(|| "give a power of two from 4 to 131072".into())
+}
+
+impl DriveOptions {
+    /// With relative paths starting at `directory`.
+    #[must_use]
+    pub(crate) fn inside(self, directory: &Path) -> Self {
+        let Self { socket: Socket { socket_path, fd }, namespaces, .. } = self;
+        let socket_path = socket_path.map(|path| directory.join(path));
+        let namespaces = namespaces.into_iter().map(|namespace| namespace.inside(directory)).collect();
+        Self { socket: Socket { socket_path, fd }, namespaces, ..self }
+    }
+
+    /// How many descriptors the drive and its client can make this process have, at most.
+    pub fn descriptors(&self) -> usize {
+        // Of interrupts: a vector for each queue, the pin with its mask, errors and requests. Of each namespace: the
+        // image, its ring, and what tells of completions, twice; of the drive: listener, doorbells, bell.
+        usize::from(self.queues)
+            .saturating_add(limits::SESSION_DESCRIPTORS)
+            .saturating_add(self.namespaces.len().saturating_mul(4))
+            .saturating_add(16)
+    }
+
+    /// Where clients come from.
+    ///
+    /// # Errors
+    /// [`ListenError`]
+    pub fn source(&self) -> Result<Source, ListenError> {
+        match (&self.socket.socket_path, self.socket.fd) {
+            (Some(path), _) => Source::bind_as(path, self.socket_access.map(SocketAccess::mode)),
+            // Neither does not get past clap.
+            (None, fd) => Source::inherited(fd.unwrap_or(-1)),
+        }
+    }
+}
+
+impl From<DriveOptions> for nvme::Options {
+    fn from(options: DriveOptions) -> Self {
+        Self {
+            namespaces: options.namespaces,
+            doorbells: options.doorbells,
+            doorbell_stride: options.doorbell_stride,
+            queue_pairs: options.queues,
+            queue_entries: options.queue_entries,
+            serial: options.serial,
+            model: options.model,
+        }
+    }
+}
+
+/// What QEMU takes as the identifier of a device (id_wellformed), of a length that reads well.
+fn name(text: &str) -> Result<String, String> {
+    let well_formed = text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.chars().all(|other| other.is_ascii_alphanumeric() || "-._".contains(other));
+    if !well_formed || text.len() > 64 {
+        return Err("give a letter, then letters, digits, '-', '.' and '_', at most 64".into());
+    }
+    Ok(text.into())
 }
 
 fn ascii<const MOST: usize>(text: &str) -> Result<String, String> {
@@ -120,5 +262,13 @@ mod tests {
         assert!(parse(&[]).is_err());
         assert!(parse(&["--fd", "5", "--serial", "more than twenty characters"]).is_err());
         assert!(parse(&["--fd", "5", "--queues", "0"]).is_err());
+        assert!(parse(&["--fd", "5", "--doorbell-stride", "131072"]).is_ok());
+        for wrong in ["0", "2", "12", "262144", "-4", "page"] {
+            assert!(parse(&["--fd", "5", "--doorbell-stride", wrong]).is_err(), "{wrong}");
+        }
+        assert!(parse(&["--fd", "5", "--name", "data-1.old_"]).is_ok());
+        for name in ["", "1", "a b", "a,b", "ä"] {
+            assert!(parse(&["--fd", "5", "--name", name]).is_err(), "{name}");
+        }
     }
 }

@@ -1,21 +1,27 @@
 //! The control plane: clients come and go, signals arrive. One thread, on tokio; no data passes here.
+//!
+//! Each service has a task of its own, and whatever one of them waits for, the others do not.
 
-use std::io::{self, Write};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use outboard_vfio_user::listen::Source;
+use outboard_vfio_user::listen::{SocketFile, Source};
 use tokio::net::UnixListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::sync::watch;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;
+use tracing::{Instrument, Span};
 
 /// How long a client that connects waits for one that hung up to be cleaned up after. QEMU waits 5 s for a reply.
 const TAKEOVER: Duration = Duration::from_secs(4);
-/// How long a session may take to end when it is told to.
+/// How long a session may take to end when it is told to, and who reads the counters to take the last of them.
 const PARTING: Duration = Duration::from_secs(5);
 
 /// What is served.
@@ -26,8 +32,38 @@ pub trait Service: Send + Sync + 'static {
     /// Finishes what is under way and makes it durable.
     fn stop(&self);
 
-    /// The counters, a line each.
-    fn report(&self) -> String;
+    /// The counters, by name, in order.
+    fn counters(&self) -> Vec<(String, u64)>;
+}
+
+/// A service, and where its clients come from.
+pub struct Served<S> {
+    /// What stands before the names of its counters; none where it is the only one.
+    pub name: Option<String>,
+    /// What the log calls it.
+    pub span: Span,
+    /// Where its clients come from.
+    pub source: Source,
+    /// What they are served.
+    pub service: Arc<S>,
+}
+
+/// A [`Source`], for tokio.
+enum Clients {
+    Listener { file: Option<SocketFile>, socket: UnixListener },
+    One(UnixStream),
+}
+
+impl Clients {
+    fn new(source: Source) -> io::Result<Self> {
+        Ok(match source {
+            Source::Client(stream) => Self::One(stream),
+            Source::Listener { file, socket } => {
+                socket.set_nonblocking(true)?;
+                Self::Listener { file, socket: UnixListener::from_std(socket)? }
+            }
+        })
+    }
 }
 
 /// A session under way.
@@ -41,9 +77,9 @@ impl Session {
         // Tokio's accepted streams do not block; the session decides for itself.
         stream.set_nonblocking(false)?;
         let (done, over) = oneshot::channel();
-        let (service, theirs) = (service.clone(), stream.try_clone()?);
+        let (service, theirs, span) = (service.clone(), stream.try_clone()?, Span::current());
         std::thread::Builder::new().name("session".into()).spawn(move || {
-            service.serve(theirs);
+            span.in_scope(|| service.serve(theirs));
             // An error: the server is ending, and waits no more.
             let _ = done.send(());
         })?;
@@ -56,73 +92,152 @@ impl Session {
             [PollFd::new(self.stream.as_fd(), PollFlags::from_bits_retain(nix::libc::POLLRDHUP))];
         matches!(poll(&mut descriptors, PollTimeout::ZERO), Ok(1..))
     }
-}
 
-/// Serves clients, one at a time, until SIGTERM or SIGINT, or until the one client of a connected descriptor has
-/// left.
-///
-/// # Errors
-/// What the set-up of the event loop says.
-pub fn run(source: Source, service: &Arc<impl Service>) -> io::Result<()> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-        let mut signals = Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            report: signal(SignalKind::user_defined1())?,
-        };
-        let result = match source {
-            Source::Client(stream) => serve_one(stream, service, &mut signals).await,
-            Source::Listener { file, socket } => {
-                socket.set_nonblocking(true)?;
-                let listener = UnixListener::from_std(socket)?;
-                serve_all(&listener, service, &mut signals).await;
-                drop(file);
-                Ok(())
-            }
-        };
-        service.stop();
-        print_report(service);
-        result
-    })
-}
-
-/// If nobody reads it any more, that is no reason to end.
-fn print_report(service: &Arc<impl Service>) {
-    let mut stdout = io::stdout().lock();
-    if let Err(error) = stdout.write_all(service.report().as_bytes()).and_then(|()| stdout.flush()) {
-        tracing::warn!(%error, "the counters cannot be printed");
-    }
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    report: Signal,
-}
-
-impl Signals {
-    /// Returns when the server is to end; prints the counters whenever it is asked to meanwhile.
-    async fn end(&mut self, service: &Arc<impl Service>) {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return tracing::info!("SIGTERM: ending"),
-                _ = self.interrupt.recv() => return tracing::info!("SIGINT: ending"),
-                _ = self.report.recv() => print_report(service),
-            }
+    /// Ends it from our side.
+    async fn part(self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        if timeout(PARTING, self.over).await.is_err() {
+            tracing::error!("the session does not end; leaving it behind");
         }
     }
 }
 
-async fn serve_one(stream: UnixStream, service: &Arc<impl Service>, signals: &mut Signals) -> io::Result<()> {
+/// Serves clients, one at a time to each service, until SIGTERM or SIGINT, or until no service may have another: the
+/// clients of connected descriptors have left.
+///
+/// # Errors
+/// What the set-up says; then nothing was served, but where it is about the client of a connected descriptor.
+pub fn run<S: Service>(served: Vec<Served<S>>) -> io::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut report = signal(SignalKind::user_defined1())?;
+        let mut reports = Reports::new(&served);
+        let (end, ending) = watch::channel(());
+        let ready: Vec<_> = served
+            .into_iter()
+            .map(|Served { span, source, service, .. }| {
+                let clients = Clients::new(source)?;
+                Ok(serve(clients, service, ending.clone()).instrument(span))
+            })
+            .collect::<io::Result<_>>()?;
+        let mut tasks: JoinSet<_> = ready.into_iter().collect();
+        tracing::info!("ready");
+        let mut result = Ok(());
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => { tracing::info!("SIGTERM: ending"); break }
+                _ = interrupt.recv() => { tracing::info!("SIGINT: ending"); break }
+                _ = report.recv() => reports.print(),
+                over = tasks.join_next() => match over {
+                    None => break,
+                    Some(over) => result = result.and(over.unwrap_or_else(|error| Err(error.into()))),
+                },
+            }
+        }
+        let _ = end.send(());
+        while tasks.join_next().await.is_some() {}
+        if reports.settle().await {
+            reports.print();
+            reports.settle().await;
+        }
+        result
+    })
+}
+
+/// The counters of all services, for who reads what we print.
+struct Reports<S> {
+    services: Vec<(String, Arc<S>)>,
+    /// The report that is being printed.
+    printing: Option<oneshot::Receiver<()>>,
+}
+
+impl<S: Service> Reports<S> {
+    fn new(served: &[Served<S>]) -> Self {
+        let prefix = |name: &Option<String>| name.as_ref().map(|name| format!("{name}.")).unwrap_or_default();
+        let services = served.iter().map(|served| (prefix(&served.name), served.service.clone()));
+        Self { services: services.collect(), printing: None }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (prefix, service) in &self.services {
+            for (name, count) in service.counters() {
+                let _ = writeln!(text, "counter {prefix}{name} {count}");
+            }
+        }
+        text
+    }
+
+    /// On a thread of its own: who reads may have stopped doing so, and then nobody else is to wait.
+    fn print(&mut self) {
+        if self.printing.as_mut().is_some_and(|printing| printing.try_recv() == Err(TryRecvError::Empty)) {
+            return tracing::warn!("the counters are not printed: those before them were not read yet");
+        }
+        let (done, over) = oneshot::channel();
+        let text = self.text();
+        let started = std::thread::Builder::new().name("report".into()).spawn(move || {
+            let mut stdout = io::stdout().lock();
+            if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+                tracing::warn!(%error, "the counters cannot be printed");
+            }
+            // An error: the server has ended.
+            let _ = done.send(());
+        });
+        match started {
+            Ok(_) => self.printing = Some(over),
+            Err(error) => tracing::warn!(%error, "the counters cannot be printed"),
+        }
+    }
+
+    /// Waits until what was printed is read, within a bound: false if it is not.
+    async fn settle(&mut self) -> bool {
+        match self.printing.take() {
+            Some(printing) => timeout(PARTING, printing).await.is_ok(),
+            None => true,
+        }
+    }
+}
+
+/// Serves clients until `ending`, or until there will be no more; then finishes what is under way.
+async fn serve(
+    clients: Clients,
+    service: Arc<impl Service>,
+    mut ending: watch::Receiver<()>,
+) -> io::Result<()> {
+    let result = match clients {
+        Clients::One(stream) => serve_one(stream, &service, &mut ending).await,
+        Clients::Listener { file, socket } => {
+            serve_all(&socket, &service, &mut ending).await;
+            drop(file);
+            Ok(())
+        }
+    };
+    // It may wait for a disk.
+    let stopped = spawn_blocking(move || service.stop()).await;
+    result.and(stopped.map_err(Into::into))
+}
+
+/// Returns when the server is to end.
+async fn ended(ending: &mut watch::Receiver<()>) {
+    // An error: whoever would say so is gone, which says it, too.
+    let _ = ending.changed().await;
+}
+
+async fn serve_one(
+    stream: UnixStream,
+    service: &Arc<impl Service>,
+    ending: &mut watch::Receiver<()>,
+) -> io::Result<()> {
     let mut session = Session::start(service, stream)?;
     tokio::select! {
         _ = &mut session.over => {}
-        () = signals.end(service) => part(session).await,
+        () = ended(ending) => session.part().await,
     }
     Ok(())
 }
 
-async fn serve_all(listener: &UnixListener, service: &Arc<impl Service>, signals: &mut Signals) {
+async fn serve_all(listener: &UnixListener, service: &Arc<impl Service>, ending: &mut watch::Receiver<()>) {
     let mut current: Option<Session> = None;
     loop {
         let over = async {
@@ -149,7 +264,7 @@ async fn serve_all(listener: &UnixListener, service: &Arc<impl Service>, signals
                 if let Some(session) = &mut current {
                     let left = session.is_hung_up() && tokio::select! {
                         over = timeout(TAKEOVER, &mut session.over) => over.is_ok(),
-                        () = signals.end(service) => break,
+                        () = ended(ending) => break,
                     };
                     if !left {
                         tracing::warn!("a second client is refused: this drive serves one at a time");
@@ -165,18 +280,10 @@ async fn serve_all(listener: &UnixListener, service: &Arc<impl Service>, signals
                     }
                 };
             }
-            () = signals.end(service) => break,
+            () = ended(ending) => break,
         }
     }
     if let Some(session) = current {
-        part(session).await;
-    }
-}
-
-/// Ends a session from our side.
-async fn part(session: Session) {
-    let _ = session.stream.shutdown(std::net::Shutdown::Both);
-    if timeout(PARTING, session.over).await.is_err() {
-        tracing::error!("the session does not end; leaving it behind");
+        session.part().await;
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! * [`nvme`]: an NVMe drive in software, behind vfio-user; [`disk`]: where its blocks are.
 //! * [`control`]: clients that come and go, signals.
-//! * [`cli`]: the command line.
+//! * [`cli`]: the command line; [`config`]: a file of several drives; [`snippet`]: what VMMs are told.
+//! * [`log`]: what it says while it runs.
 //!
-//! What it does not do: it knows no VMM; it does not daemonize; it serves one drive to one client at a time.
+//! What it does not do: it talks to no VMM but by vfio-user; it does not daemonize; it serves a drive to one client
+//! at a time.
 #![cfg_attr(
     not(test),
     warn(
@@ -18,6 +20,9 @@
 )]
 
 pub mod cli;
+pub mod config;
 pub mod control;
 pub mod disk;
+pub mod log;
 pub mod nvme;
+pub mod snippet;

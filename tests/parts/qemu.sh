@@ -1,40 +1,10 @@
 # guests of Debian's cloud kernel in unmodified QEMU 11.1 keep their files on our drive
 # shellcheck shell=bash
-source "$here/debian/tree.sh"
-source "$here/qemu/initramfs.sh"
-source "$here/qemu/machine.sh"
-source "$here/qemu/drive.sh"
+source "$here/qemu/scenario.sh"
 source "$here/qemu/files.sh"
 source "$here/qemu/kills.sh"
 
-# scenario NAME COMMAND…: on its own, with a directory that goes with it; nothing that it started outlives it.
-scenario() {
-  local status scenario=$1 started=$SECONDS failed
-  shift
-  say "$scenario"
-  failed=$(count failed)
-  set +e
-  (
-    set -e
-    work=$(mktemp -d) qemu='' server='' drive=()
-    trap 'kill -KILL $qemu $server 2>/dev/null || true; wait; rm -rf "$work"' EXIT
-    "$@"
-  )
-  status=$?
-  set -e
-  [ $status -eq 0 ] || [ "$(count failed)" -gt "$failed" ] || fail "$scenario: ended early (exit code $status)"
-  say "$scenario: took $((SECONDS - started)) s"
-}
-
-need cargo:cargo cc:gcc || exit
-if [ -z "${OUTBOARD_TEST_DEVICE:-}" ]; then
-  check "build outboard-server" cargo build --locked --release -p outboard-server
-fi
-debian_tree
-initramfs=$(mktemp)
-trap 'rm -f "$initramfs"*' EXIT
-guest_initramfs "$initramfs"
-
+guests_ready || exit
 for doorbells in mapped posted; do
   for block_size in 512 4096; do
     scenario "files.$doorbells.$block_size" keeps_files $doorbells $block_size

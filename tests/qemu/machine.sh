@@ -1,26 +1,54 @@
-# One guest in QEMU: start it, follow what it reports (guest/host.sh), let it go on, end it.
+# One guest in QEMU: start it, follow what it reports (guest/host.sh), let it go on, ask QEMU for things, end it.
+# Uses `memory` and `options` (QEMU's arguments, which a scenario may change).
 # Sets `qemu` (its process), `console` (the kernel's log), `facts` (what the guest told by name).
 # shellcheck shell=bash
 
 declare -A facts=()
+shared_memory=(-m 512M -machine "memory-backend=memory" -object "memory-backend-memfd,id=memory,size=512M,share=on")
 
-# guest_start SCRIPT [NAME=VALUE…]: boots SCRIPT of guest/ on the drive, with the variables given.
+# guest_start SCRIPT [NAME=VALUE…]: boots SCRIPT of guest/ on the drive, with the variables or kernel parameters given.
 guest_start() {
   local script=$1
   shift
   facts=() partial='' console=$work/console-$script
-  rm -f "$work"/report.{in,out}
-  mkfifo "$work"/report.{in,out}
+  rm -f "$work"/{report,monitor}.{in,out}
+  mkfifo "$work"/{report,monitor}.{in,out}
   exec {from_guest}<>"$work/report.out" {to_guest}<>"$work/report.in"
+  exec {from_monitor}<>"$work/monitor.out" {to_monitor}<>"$work/monitor.in"
   say "booting the guest: $script"
   "${from_tree[@]}" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
-    -accel tcg,thread=multi -machine q35,memory-backend=memory -cpu max -smp 2 -m 512M \
-    -object memory-backend-memfd,id=memory,size=512M,share=on \
-    -nodefaults -display none -no-reboot -serial "file:$console" -serial "pipe:$work/report" \
+    -accel tcg,thread=multi -machine q35 -cpu max -smp 2 "${memory[@]}" -nodefaults -display none "${options[@]}" \
+    -serial "file:$console" -serial "pipe:$work/report" \
+    -qmp "pipe:$work/monitor" \
     -kernel "$(echo "$tree"/boot/vmlinuz-*-cloud-amd64)" -initrd "$initramfs" \
     -append "console=ttyS0 panic=-1 loglevel=5 script=$script $*" \
     "${drive[@]}" >"$work/qemu.log" 2>&1 </dev/null &
   qemu=$!
+  monitor qmp_capabilities
+}
+
+# monitor COMMAND [ARGUMENTS]: of QEMU's monitor (QMP), the arguments in JSON; false with QEMU's words when it refuses.
+monitor() {
+  local line
+  echo "{\"execute\": \"$1\"${2:+, \"arguments\": $2}}" >&"$to_monitor"
+  while IFS= read -r -t 30 -u "$from_monitor" line; do
+    case $line in
+      '{"return"'*) return ;;
+      '{"error"'*) guest_lost "QEMU refuses $*: $line"; return 1 ;;
+    esac
+  done
+  guest_lost "QEMU did not answer $*"
+  return 1
+}
+
+# monitor_until EVENT SECONDS: of QEMU's; earlier ones are passed over.
+monitor_until() {
+  local deadline=$((SECONDS + $2)) line
+  while [ $SECONDS -lt "$deadline" ]; do
+    ! IFS= read -r -t 1 -u "$from_monitor" line || [[ $line != *"\"event\": \"$1\""* ]] || return 0
+  done
+  guest_lost "QEMU did not tell of $1 within $2 s"
+  return 1
 }
 
 # guest_until MARK SECONDS: follows the guest until it pauses at MARK (`end`: until it has powered off).

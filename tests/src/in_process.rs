@@ -36,7 +36,18 @@ impl Served {
     /// # Panics
     /// If it does not end, or the session panicked.
     pub fn outcome(self) -> Result<(), ServeError> {
-        eventually("the session ends", || self.thread.is_finished());
+        self.outcome_within(PATIENCE)
+    }
+
+    /// Why it ended, which takes a while.
+    ///
+    /// # Errors
+    /// As [`serve`].
+    ///
+    /// # Panics
+    /// If it does not end, or the session panicked.
+    pub fn outcome_within(self, patience: Duration) -> Result<(), ServeError> {
+        within(patience, "the session ends", || self.thread.is_finished());
         self.thread.join().expect("the session does not panic")
     }
 }
@@ -45,10 +56,14 @@ impl Served {
 ///
 /// # Panics
 /// If it does not come to that within 10 s.
-pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+pub fn eventually(what: &str, done: impl FnMut() -> bool) {
+    within(PATIENCE, what, done);
+}
+
+fn within(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
+        assert!(begin.elapsed() < patience, "{what}: not after {patience:?}");
         thread::sleep(Duration::from_millis(1));
     }
 }

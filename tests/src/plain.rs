@@ -153,7 +153,12 @@ impl Plain {
         let plain = |size| Region { size, readable: true, writable: true, ..Region::default() };
         let regions = (0..region::COUNT).map(|index| match index {
             region::REGISTERS => Region {
-                mappable: Some(Mappable { file: file.clone(), offset: 0, areas: areas.clone(), msix: true }),
+                mappable: Some(Mappable {
+                    file: Some(file.clone()),
+                    offset: 0,
+                    areas: areas.clone(),
+                    msix: true,
+                }),
                 ioeventfds: vec![ioeventfd(0x1000), ioeventfd(0x1008)],
                 ..plain(REGISTERS_SIZE)
             },

@@ -1,19 +1,27 @@
 //! The server's drive under our own client and driver, over a real socket: every kind of namespace, both shapes of
 //! doorbells, shared memory and memory that is reached by messages.
 
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use outboard_nvme::driver::{Block as _, Command, DataPointer, Fragment, Memory as _, Namespace, QueuePair};
+use outboard_nvme::spec::{AdminOpcode, CompletionEntry, SubmissionEntry};
 use outboard_nvme::{Lba, Nsid};
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
 use outboard_vfio_user::client::{self, Client, Delivery, Sharing};
+use outboard_vfio_user::wire::{CommandCode, IrqAction, IrqData, IrqIndex, SetIrqs};
 use outboard_vmm::drive::{Attachment, Block, Doorbell, DoorbellAccess, NvmeDrive, attach, detach};
+use zerocopy::IntoBytes as _;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -36,6 +44,8 @@ impl Stand {
             Drive::new(Options {
                 namespaces: namespaces.iter().map(|spec| spec.parse().unwrap()).collect(),
                 doorbells,
+                // Each in its own page, where that is what is tried.
+                doorbell_stride: if doorbells == DoorbellMode::WholeBar { 10 } else { 0 },
                 queue_pairs: 4,
                 queue_entries: 64,
                 serial: "TEST".into(),
@@ -50,7 +60,7 @@ impl Stand {
         });
         let client = Arc::new(Client::new(ours, client::Options::default()).unwrap());
         let access = match doorbells {
-            DoorbellMode::Mapped => DoorbellAccess::Mapped,
+            DoorbellMode::Mapped | DoorbellMode::WholeBar => DoorbellAccess::Mapped,
             DoorbellMode::Posted => DoorbellAccess::Posted,
         };
         let attachment = Attachment { doorbells: access, sharing, memory: 1 << 20 };
@@ -177,6 +187,16 @@ fn posted_doorbells_and_shared_memory() {
 }
 
 #[test]
+fn a_whole_bar_and_shared_memory() {
+    everything(DoorbellMode::WholeBar, Sharing::Descriptor);
+}
+
+#[test]
+fn a_whole_bar_and_memory_by_messages() {
+    everything(DoorbellMode::WholeBar, Sharing::Messages);
+}
+
+#[test]
 fn mapped_doorbells_and_memory_by_messages() {
     everything(DoorbellMode::Mapped, Sharing::Messages);
 }
@@ -191,20 +211,18 @@ fn posted_doorbells_and_memory_by_messages() {
 fn mapped_io_sends_no_message() {
     let mut stand = Stand::new(&["ram:1M".into()], DoorbellMode::Mapped, Sharing::Descriptor);
     let namespace = stand.namespace(1);
-    let messages = |stand: &Stand| {
-        let report = stand.server.report();
-        let total = report.lines().find(|line| line.starts_with("counter messages.total ")).unwrap();
-        (total.to_string(), stand.client.sent().total())
+    let counter = |stand: &Stand, name: &str| {
+        stand.server.counters().into_iter().find(|(other, _)| other == name).unwrap().1
     };
+    let messages = |stand: &Stand| (counter(stand, "messages.total"), stand.client.sent().total());
     let before = messages(&stand);
     for at in 0..32 {
         stand.write(namespace, at * 32, at as u8, false).unwrap();
         assert_eq!(stand.read(namespace, at * 32), at as u8);
     }
     assert_eq!(messages(&stand), before);
-    let report = stand.server.report();
-    for line in ["counter ios.read 32\n", "counter ios.write 32\n", "counter bytes.read 524288\n"] {
-        assert!(report.contains(line), "{line} in {report}");
+    for (name, value) in [("ios.read", 32), ("ios.write", 32), ("bytes.read", 524_288)] {
+        assert_eq!(counter(&stand, name), value, "{name}");
     }
     stand.leave();
 }
@@ -235,6 +253,107 @@ fn completions_that_are_consumed_while_the_drive_sleeps_cost_a_message_only_for_
         assert_eq!(stand.client.sent().total() - before, 3 * expected, "MSI-X enabled: {msix_enabled}");
     }
     stand.leave();
+}
+
+/// A queue pair with interrupts, number 2, as Linux' driver works it.
+struct Interrupting {
+    client: Arc<Client>,
+    submission: Block,
+    completion: Block,
+    /// Where doorbells and event indexes are, with shadow doorbells.
+    shadow: Option<(Block, Block)>,
+    /// Commands that there were, one after the other.
+    count: u32,
+}
+
+impl Interrupting {
+    const ENTRIES: u32 = 8;
+    const TAIL: usize = 4;
+    const HEAD: usize = 5;
+
+    fn new(stand: &mut Stand, shadow: bool) -> Self {
+        let mut block = || stand.drive.memory().allocate(4096).unwrap();
+        let (submission, completion, doorbells, events) = (block(), block(), block(), block());
+        let mut execute = |opcode: AdminOpcode, prp1: &Block, prp2: u64, dword10: u32, dword11: u32| {
+            let entry = SubmissionEntry {
+                opcode: opcode.0,
+                prp1: prp1.iova().0.into(),
+                prp2: prp2.into(),
+                dword10: dword10.into(),
+                dword11: dword11.into(),
+                ..SubmissionEntry::default()
+            };
+            stand.drive.execute(entry).unwrap();
+        };
+        if shadow {
+            execute(AdminOpcode::DOORBELL_BUFFER_CONFIG, &doorbells, events.iova().0, 0, 0);
+        }
+        let queue = (Self::ENTRIES - 1) << 16 | 2;
+        // Interrupts enabled, contiguous; the completion queue is number 2.
+        execute(AdminOpcode::CREATE_COMPLETION_QUEUE, &completion, 0, queue, 0b11);
+        execute(AdminOpcode::CREATE_SUBMISSION_QUEUE, &submission, 0, queue, 2 << 16 | 1);
+        let shadow = shadow.then_some((doorbells, events));
+        Self { client: stand.client.clone(), submission, completion, shadow, count: 0 }
+    }
+
+    fn submit(&mut self, entry: SubmissionEntry) {
+        let slot = self.count % Self::ENTRIES;
+        self.submission.write(slot as usize * 64, entry.as_bytes());
+        self.ring(Self::TAIL);
+    }
+
+    /// Takes the completion that the interrupt told of.
+    fn consume(&mut self) {
+        let slot = self.count % Self::ENTRIES;
+        let last = CompletionEntry::from_dwords([0, 0, 0, self.completion.load(slot as usize * 16 + 12)]);
+        assert_eq!(last.status.phase(), (self.count / Self::ENTRIES).is_multiple_of(2));
+        assert!(last.status.status().is_success());
+        self.ring(Self::HEAD);
+        self.count += 1;
+    }
+
+    fn ring(&self, doorbell: usize) {
+        let (old, new) = (self.count % Self::ENTRIES, (self.count + 1) % Self::ENTRIES);
+        let wanted = self.shadow.as_ref().is_none_or(|(doorbells, events)| {
+            doorbells.store(doorbell * 4, new);
+            fence(Ordering::SeqCst);
+            let event = events.load(doorbell * 4) as u16;
+            (new as u16).wrapping_sub(event).wrapping_sub(1) < (new as u16).wrapping_sub(old as u16)
+        });
+        if wanted {
+            let offset = 0x1000 + doorbell as u64 * 4;
+            self.client.region_write(0, offset, &new.to_le_bytes(), Delivery::Posted).unwrap();
+        }
+    }
+}
+
+/// QEMU without KVM takes any access to a BAR for the end of an interrupt of the pin: then it unmasks, and until then
+/// it interrupts the guest again and again. So a guest has to touch a doorbell for what it consumes, and must not be
+/// interrupted again for what that told of (fault 62).
+#[test]
+fn the_pin_interrupts_once_and_falls_by_a_doorbell_register() {
+    for shadow in [false, true] {
+        let mut stand = Stand::new(&["ram:1M".into()], DoorbellMode::Posted, Sharing::Descriptor);
+        let mut queue = Interrupting::new(&mut stand, shadow);
+        let command = Command::Read { nsid: Nsid(1), start: Lba(0), blocks: 1, data: stand.data };
+        let pin = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        stand.client.bind_vectors(IrqIndex::INTX, 0, &[pin.as_fd()]).unwrap();
+        let (index, data, action) = (IrqIndex::INTX, IrqData::None, IrqAction::Unmask);
+        let unmask = SetIrqs { index, start: 0, count: 1, data, action };
+        for round in 0..3000 {
+            queue.submit(command.entry().unwrap());
+            let mut interrupt = [PollFd::new(pin.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut interrupt, 5000_u16), Ok(1), "round {round}, shadow {shadow}");
+            assert_eq!(pin.read(), Ok(1));
+            let before = stand.client.sent().of(CommandCode::REGION_WRITE);
+            queue.consume();
+            let writes = stand.client.sent().of(CommandCode::REGION_WRITE) - before;
+            assert_eq!(writes, 1, "round {round}, shadow {shadow}");
+            stand.client.set_irqs(unmask, &[]).unwrap();
+            assert_eq!(pin.read(), Err(Errno::EAGAIN), "round {round}, shadow {shadow}");
+        }
+        stand.leave();
+    }
 }
 
 #[test]

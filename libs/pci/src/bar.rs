@@ -6,12 +6,12 @@ pub struct BarIndex(u8);
 
 impl BarIndex {
     /// `None` beyond 5.
-    pub fn new(index: u8) -> Option<Self> {
-        (index < 6).then_some(Self(index))
+    pub const fn new(index: u8) -> Option<Self> {
+        if index < 6 { Some(Self(index)) } else { None }
     }
 
-    /// The number.
-    pub fn get(self) -> u8 {
+    /// The number, which is also that of the region in vfio.
+    pub const fn get(self) -> u8 {
         self.0
     }
 

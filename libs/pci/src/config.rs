@@ -38,6 +38,8 @@ const COMMAND_INTX_DISABLE: u16 = 1 << 10;
 /// What software may change: the above, parity and SERR reporting.
 const COMMAND_WRITABLE: u16 =
     COMMAND_IO | COMMAND_MEMORY | COMMAND_BUS_MASTER | COMMAND_INTX_DISABLE | 0x0140;
+/// Interrupt Status, in the register's first byte.
+const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const STATUS_CLEARED_BY_ONE: u16 = 0xf900;
 
@@ -401,6 +403,11 @@ impl ConfigSpace {
         Some((high | low) & bar.address_mask())
     }
 
+    /// Which pin the function uses, 1 for INTA#; 0 for none.
+    pub fn pin(&self) -> u8 {
+        self.registers.byte(INTERRUPT_PIN)
+    }
+
     /// Memory Space Enable.
     pub fn memory_enabled(&self) -> bool {
         self.command() & COMMAND_MEMORY != 0
@@ -414,6 +421,15 @@ impl ConfigSpace {
     /// Interrupt Disable.
     pub fn intx_disabled(&self) -> bool {
         self.command() & COMMAND_INTX_DISABLE != 0
+    }
+
+    /// Says in Interrupt Status whether the device has an interrupt pending, and tells whether it asserts its pin:
+    /// Interrupt Disable holds it back (PCI Local Bus 3.0, section 6.2.3). Also to be asked when the command
+    /// register has changed.
+    #[must_use = "the pin follows it"]
+    pub fn set_interrupt(&mut self, pending: bool) -> bool {
+        self.registers.set_bits(STATUS, STATUS_INTERRUPT, pending);
+        pending && !self.intx_disabled()
     }
 
     /// The power state; D0 without the capability.

@@ -38,6 +38,13 @@ impl Registers {
         }
     }
 
+    /// Sets or clears bits of a byte, as the device does while it runs.
+    pub(crate) fn set_bits(&mut self, offset: usize, bits: u8, on: bool) {
+        if let Some(byte) = self.value.get_mut(offset) {
+            *byte = if on { *byte | bits } else { *byte & !bits };
+        }
+    }
+
     pub(crate) fn make_writable(&mut self, offset: usize, mask: &[u8]) {
         overwrite(&mut self.writable, offset, mask);
     }

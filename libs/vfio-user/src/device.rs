@@ -7,13 +7,14 @@ use nix::errno::Errno;
 
 use crate::dma;
 use crate::server::Connection;
-use crate::wire::{IrqFlags, SetIrqs, SparseArea};
+use crate::wire::{IrqFlags, IrqIndex, SetIrqs, SparseArea};
 
 /// How a region is mapped by clients.
 #[derive(Clone, Debug)]
 pub struct Mappable {
-    /// What to map; a copy of the descriptor goes to the client.
-    pub file: Arc<OwnedFd>,
+    /// What to map; a copy of the descriptor goes to the client. `None`: each client has its own, as
+    /// [`Device::file`] says.
+    pub file: Option<Arc<OwnedFd>>,
     /// Where in the file the region begins.
     pub offset: u64,
     /// The parts that may be mapped, in bytes from the region's start, all multiples of the page size; none
@@ -52,6 +53,13 @@ pub struct Region {
     pub ioeventfds: Vec<Ioeventfd>,
 }
 
+impl Region {
+    /// One that clients read and write by messages.
+    pub fn trapped(size: u64) -> Self {
+        Self { size, readable: true, writable: true, ..Self::default() }
+    }
+}
+
 /// A type of interrupt as clients see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Irq {
@@ -59,6 +67,20 @@ pub struct Irq {
     pub count: u32,
     /// What can be done with them.
     pub flags: IrqFlags,
+}
+
+impl Irq {
+    /// The interrupt pin, whose level [`crate::irq::Interrupts::set_line`] sets.
+    pub const PIN: Self =
+        Self { count: 1, flags: IrqFlags::EVENTFD.union(IrqFlags::MASKABLE).union(IrqFlags::AUTOMASKED) };
+
+    /// Vectors of MSI or MSI-X, which [`crate::irq::Interrupts::trigger`] raises.
+    pub fn messages(count: u32) -> Self {
+        Self { count, flags: IrqFlags::EVENTFD.union(IrqFlags::MASKABLE) }
+    }
+
+    /// A notice to the client: ERR or REQ.
+    pub const NOTICE: Self = Self { count: 1, flags: IrqFlags::EVENTFD };
 }
 
 /// What a device is, fixed for its lifetime.
@@ -70,6 +92,39 @@ pub struct Description {
     pub irqs: Vec<Irq>,
     /// DEVICE_RESET works.
     pub resets: bool,
+}
+
+/// The region of the configuration space, behind those of BAR 0 to 5 and of the ROM (linux/vfio.h).
+pub const CONFIG: u32 = 7;
+
+impl Description {
+    /// A PCI device that can be reset, with all types of regions and interrupts that PCI devices have, and none of
+    /// them yet but ERR and REQ.
+    pub fn pci() -> Self {
+        Self {
+            regions: vec![Region::default(); 9],
+            irqs: vec![Irq::default(), Irq::default(), Irq::default(), Irq::NOTICE, Irq::NOTICE],
+            resets: true,
+        }
+    }
+
+    /// With a region; one beyond those that there are is left out.
+    #[must_use]
+    pub fn region(mut self, index: u32, region: Region) -> Self {
+        if let Some(slot) = self.regions.get_mut(index as usize) {
+            *slot = region;
+        }
+        self
+    }
+
+    /// With a type of interrupt; one beyond those that there are is left out.
+    #[must_use]
+    pub fn irq(mut self, index: IrqIndex, irq: Irq) -> Self {
+        if let Some(slot) = self.irqs.get_mut(index.0 as usize) {
+            *slot = irq;
+        }
+        self
+    }
 }
 
 /// A command's answer, due some time. Dropping it unanswered answers EIO, so that no reply is ever lost.
@@ -129,6 +184,13 @@ impl<T> std::fmt::Debug for Reply<T> {
 pub trait Device: Send + Sync {
     /// What the device is.
     fn description(&self) -> &Description;
+
+    /// What the present client maps of `region`, where [`Mappable::file`] says that each has its own: a client that
+    /// has left may still write to what it has mapped.
+    fn file(&self, region: u32) -> Option<Arc<OwnedFd>> {
+        let _ = region;
+        None
+    }
 
     /// A client is there. The connection is how the device reaches its memory and its interrupts; keep it until
     /// [`Device::detach`].

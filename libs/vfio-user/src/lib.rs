@@ -1,7 +1,8 @@
 //! The vfio-user protocol, both ends.
 //!
-//! A device server implements [`device::Device`] and calls [`server::serve`] with each client's socket. The
-//! layers below can be used, tested and fuzzed by themselves:
+//! A device server implements [`device::Device`], or, when its device is no more than registers and a pin,
+//! [`function::Registers`], and calls [`listen::Source::serve`], or [`server::serve`] with each client's socket.
+//! docs/writing-a-device.md shows how. The layers below can be used, tested and fuzzed by themselves:
 //!
 //! * [`wire`]: bytes to typed messages and back, no I/O.
 //! * [`session`]: the state machines of both ends, no I/O.
@@ -30,6 +31,8 @@ pub mod counters;
 #[cfg(not(loom))]
 pub mod device;
 pub mod dma;
+#[cfg(not(loom))]
+pub mod function;
 #[cfg(not(loom))]
 pub mod irq;
 pub mod limits;

@@ -31,6 +31,8 @@ pub const DMA_MAPS: u32 = 65535;
 
 /// The most mappings of clients' memory in this process. The kernel's own limit (vm.max_map_count, 65530 unless
 /// it was changed) must stay out of reach: who passes it cannot allocate any more, so one client would end all.
+/// A session may have as many of them as are left free: alone a half, next to another one a third each, and there
+/// is always some left for the next.
 pub const WATCHED_MAPPINGS: usize = 32768;
 
 /// The `pgsizes` that we announce: mappings are multiples of 4 KiB.
@@ -45,6 +47,12 @@ pub const DMA_MESSAGES: usize = 1024;
 /// How long a command may take: QEMU gives up after 5 s, and a late reply would break its stream.
 pub const REPLY: Duration = Duration::from_secs(4);
 
+/// How long a client may take to negotiate: until then it holds a place that others wait for.
+pub const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long a client may be silent in the middle of a message. It is one sendmsg to everybody but an attacker.
+pub const STALL: Duration = Duration::from_secs(10);
+
 /// The most commands that wait for the one before them; then the socket is left alone.
 pub const WAITING_COMMANDS: usize = 4096;
 
@@ -53,6 +61,12 @@ pub const WAITING_BYTES: usize = 4 << 20;
 
 /// The most descriptors of them: more are left in the socket, where they are the client's.
 pub const WAITING_DESCRIPTORS: usize = DESCRIPTORS;
+
+/// The most descriptors that a client can make us have, beside those of its interrupts: one short of
+/// [`WAITING_DESCRIPTORS`] in commands and in replies, and to each come those of one more; those of the command that
+/// is executed, and of the message that arrives; those of replies that the socket holds (a message each, of a buffer
+/// of some 200 KiB), which count for this user. And our own: socket, alarm, a spare.
+pub const SESSION_DESCRIPTORS: usize = 7 * DESCRIPTORS + 8;
 
 /// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
 /// work that it is for.

@@ -1,19 +1,33 @@
-//! The socket that clients connect to.
+//! The socket that clients connect to, and a program that serves them there.
 
 #![expect(unsafe_code, reason = "takes over a descriptor that is named by number")]
 
-use std::fs::{self, File, TryLockError};
+use std::error::Error;
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{
-    AddressFamily, SockType, SockaddrLike, SockaddrStorage, getsockname, getsockopt, sockopt,
+    self, AddressFamily, Backlog, SockFlag, SockType, SockaddrLike, SockaddrStorage, UnixAddr, bind,
+    getsockname, getsockopt, socket, sockopt,
 };
+use nix::sys::stat::{Mode, fchmod};
+
+use crate::counters::Messages;
+use crate::device::Device;
+use crate::server::serve;
 
 /// sun_path holds 108 bytes, the NUL included (unix(7)).
 const PATH_MAX: usize = 107;
@@ -110,12 +124,20 @@ impl Source {
     /// # Errors
     /// [`ListenError`]
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        Self::bind_as(path, None)
+    }
+
+    /// [`Source::bind`], the file with these permissions (its mode) from the start on; with none, as the umask says.
+    ///
+    /// # Errors
+    /// [`ListenError`]
+    pub fn bind_as(path: &Path, mode: Option<u32>) -> Result<Self, ListenError> {
         let length = path.as_os_str().len();
         if length > PATH_MAX {
             return Err(ListenError::TooLong { length });
         }
-        let socket = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => replace_stale(path),
+        let socket = match listen(path, mode) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => replace_stale(path, mode),
             result => result.map_err(|error| describe(path, error)),
         }?;
         let file = fs::symlink_metadata(path).map_err(|error| describe(path, error))?;
@@ -142,8 +164,100 @@ impl Source {
     }
 }
 
+impl Source {
+    /// Serves `device` to one client after the other, until `stop` is readable, or until the one client of a
+    /// connected descriptor has left. A client that connects meanwhile waits. Why a session ended is in the log.
+    ///
+    /// # Errors
+    /// What the listening socket says, or that there is no thread or descriptor for a session.
+    pub fn serve(self, device: &dyn Device, messages: &Arc<Messages>, stop: impl AsFd) -> io::Result<()> {
+        match &self {
+            Self::Client(stream) => serve_until(stream, device, messages, &stop),
+            Self::Listener { socket, .. } => {
+                while !is_first(&stop, socket)? {
+                    match socket.accept() {
+                        Ok((stream, _)) => serve_until(&stream, device, messages, &stop)?,
+                        // It left before we came, or another process that has this socket took it.
+                        Err(error)
+                            if matches!(
+                                error.kind(),
+                                io::ErrorKind::ConnectionAborted | io::ErrorKind::WouldBlock
+                            ) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// SIGTERM and SIGINT as something to stop at: readable when one of them has come. Blocks them in this thread and in
+/// those that it will start, so call it first.
+///
+/// # Errors
+/// What signalfd(2) says.
+pub fn termination() -> io::Result<SignalFd> {
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    signals.thread_block()?;
+    Ok(SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?)
+}
+
+/// Serves one client until it leaves, or until `stop` is readable.
+fn serve_until(
+    stream: &UnixStream,
+    device: &dyn Device,
+    messages: &Arc<Messages>,
+    stop: &impl AsFd,
+) -> io::Result<()> {
+    let theirs = stream.try_clone()?;
+    // Its writer is dropped when the session is over, however it ends.
+    let (over, alive) = io::pipe()?;
+    thread::scope(|scope| {
+        let session = thread::Builder::new().name("session".into()).spawn_scoped(scope, move || {
+            let _alive = alive;
+            serve(theirs, device, messages)
+        })?;
+        let stopped = is_first(stop, &over);
+        // The session ends then, if it has not yet.
+        let _ = stream.shutdown(Shutdown::Both);
+        match session.join().unwrap_or_else(|panic| resume_unwind(panic)) {
+            Ok(()) => tracing::info!("the client left"),
+            Err(error) => tracing::warn!(error = &error as &dyn Error, "the session ended"),
+        }
+        stopped.map(|_| ())
+    })
+}
+
+/// Waits until one of both is readable; whether the first one is.
+fn is_first(first: &impl AsFd, second: &impl AsFd) -> io::Result<bool> {
+    let mut both =
+        [PollFd::new(first.as_fd(), PollFlags::POLLIN), PollFd::new(second.as_fd(), PollFlags::POLLIN)];
+    loop {
+        match poll(&mut both, PollTimeout::NONE) {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => return Ok(both.first().and_then(PollFd::any).unwrap_or(false)),
+        }
+    }
+}
+
+fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener> {
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // The file is made with what both the socket's mode and the umask allow: never too much.
+    if let Some(mode) = mode {
+        fchmod(&socket, Mode::from_bits_truncate(mode))?;
+    }
+    bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    if let Some(mode) = mode {
+        fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    socket::listen(&socket, Backlog::MAXCONN)?;
+    Ok(socket.into())
+}
+
 /// Binds where a file is already, if nobody has that socket open.
-fn replace_stale(path: &Path) -> Result<UnixListener, ListenError> {
+fn replace_stale(path: &Path, mode: Option<u32>) -> Result<UnixListener, ListenError> {
     // Between our look at the file and its removal nobody else may replace it: we would remove theirs.
     let _lock = lock_directory(path);
     match fs::symlink_metadata(path) {
@@ -164,7 +278,7 @@ fn replace_stale(path: &Path) -> Result<UnixListener, ListenError> {
         },
     }
     // If somebody was quicker now, that one is live, and this fails.
-    UnixListener::bind(path).map_err(|error| describe(path, error))
+    listen(path, mode).map_err(|error| describe(path, error))
 }
 
 /// Is refused if nobody has the socket open. To an open stream socket it fails otherwise (EPROTOTYPE), without

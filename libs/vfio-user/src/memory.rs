@@ -105,7 +105,8 @@ impl Mapping {
     /// has called [`guard::install`].
     ///
     /// # Errors
-    /// As [`Mapping::new`], and ENOSPC when this process has [`limits::WATCHED_MAPPINGS`].
+    /// As [`Mapping::new`], and a [`guard::ShareError`] when the alarm watches as many as are left to others
+    /// ([`limits::WATCHED_MAPPINGS`]).
     pub fn watched(
         file: impl AsFd,
         offset: u64,

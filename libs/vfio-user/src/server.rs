@@ -128,7 +128,7 @@ impl Connection {
         }
         let sent = Instant::now();
         let mut deadline = after(sent, limits::REPLY);
-        if here && let Some(command) = session.deadline() {
+        if here && let Some(command) = session.answer_deadline() {
             deadline = deadline.min(command);
         }
         loop {
@@ -295,7 +295,7 @@ impl dma::Messages for Connection {
 pub fn serve(stream: UnixStream, device: &dyn Device, messages: &Arc<Messages>) -> Result<(), ServeError> {
     let counts: Vec<u32> = device.description().irqs.iter().map(|irq| irq.count).collect();
     let connection = Arc::new(Connection {
-        session: Mutex::new(Session::new(messages.clone())),
+        session: Mutex::new(Session::new(messages.clone(), Instant::now())),
         socket: Socket::new(stream)?,
         buffer: Mutex::new(vec![0; limits::RECEIPT]),
         alarm: Arc::new(Alarm::new()?),

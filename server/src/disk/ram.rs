@@ -58,7 +58,12 @@ impl RamDisk {
                 let bytes = self.memory.slice(extent(range)?).ok_or(DiskError::Internal)?;
                 gather(host, data, bytes)
             }
-            Operation::Flush => Ok(()),
+            Operation::Compare { range, data } => {
+                let bytes = self.memory.slice(extent(range)?).ok_or(DiskError::Internal)?;
+                compare(host, data, bytes)
+            }
+            // Memory that could not be read would have ended the server.
+            Operation::Verify { .. } | Operation::Flush => Ok(()),
             Operation::WriteZeroes { range, .. } => {
                 self.memory.clear(extent(range)?).ok_or(DiskError::Internal)
             }
@@ -77,7 +82,9 @@ impl RamDisk {
 pub(super) fn scatter<H: Host>(host: &mut H, data: &[Segment], mut bytes: &[u8]) -> Result<(), DiskError> {
     for segment in data {
         let (from, rest) = bytes.split_at_checked(segment.length).ok_or(DiskError::Internal)?;
-        host.write(segment.iova, from).map_err(|_| DiskError::DataTransfer)?;
+        if let Some(iova) = segment.iova {
+            host.write(iova, from).map_err(|_| DiskError::DataTransfer)?;
+        }
         bytes = rest;
     }
     Ok(())
@@ -88,7 +95,23 @@ pub(super) fn scatter<H: Host>(host: &mut H, data: &[Segment], mut bytes: &[u8])
 pub(super) fn gather<H: Host>(host: &mut H, data: &[Segment], mut bytes: &mut [u8]) -> Result<(), DiskError> {
     for segment in data {
         let (into, rest) = bytes.split_at_mut_checked(segment.length).ok_or(DiskError::Internal)?;
-        host.read(segment.iova, into).map_err(|_| DiskError::DataTransfer)?;
+        host.read(segment.iova.ok_or(DiskError::Internal)?, into).map_err(|_| DiskError::DataTransfer)?;
+        bytes = rest;
+    }
+    Ok(())
+}
+
+/// Whether the host's segments hold `bytes`.
+pub(super) fn compare<H: Host>(host: &mut H, data: &[Segment], mut bytes: &[u8]) -> Result<(), DiskError> {
+    let mut theirs = Vec::new();
+    for segment in data {
+        let (ours, rest) = bytes.split_at_checked(segment.length).ok_or(DiskError::Internal)?;
+        theirs.resize(segment.length, 0);
+        host.read(segment.iova.ok_or(DiskError::Internal)?, &mut theirs)
+            .map_err(|_| DiskError::DataTransfer)?;
+        if ours != theirs {
+            return Err(DiskError::Mismatch);
+        }
         bytes = rest;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Namespaces as the user writes them.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::file::{self, EngineKind, OpenError};
@@ -99,6 +99,15 @@ pub enum SpecError {
 const KEYS: &str = "keys are block-size, read-only and engine";
 
 impl NamespaceSpec {
+    /// With a relative path starting at `directory`.
+    #[must_use]
+    pub(crate) fn inside(mut self, directory: &Path) -> Self {
+        if let Source::File { path, .. } = &mut self.source {
+            *path = directory.join(&path);
+        }
+        self
+    }
+
     /// Opens the storage.
     ///
     /// # Errors

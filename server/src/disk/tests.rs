@@ -24,6 +24,8 @@ pub(super) enum Step {
         start: u64,
         blocks: u64,
         layout: Layout,
+        /// The piece that the host wants to be dropped, if there are so many.
+        dropped: usize,
     },
     Write {
         start: u64,
@@ -31,6 +33,17 @@ pub(super) enum Step {
         layout: Layout,
         durable: bool,
         byte: u8,
+    },
+    /// With the host's data as it should be, or with a byte of it changed.
+    Compare {
+        start: u64,
+        blocks: u64,
+        layout: Layout,
+        changed: Option<usize>,
+    },
+    Verify {
+        start: u64,
+        blocks: u64,
     },
     Flush,
     WriteZeroes {
@@ -60,7 +73,7 @@ impl Layout {
         let mut segments = Vec::new();
         for (index, piece) in self.pieces.iter().copied().chain(std::iter::repeat(usize::MAX)).enumerate() {
             let some = piece.min(length);
-            segments.push(Segment { iova: Iova(at), length: some });
+            segments.push(Segment { iova: Some(Iova(at)), length: some });
             at += some as u64 + if index % 2 == 1 { 4096 } else { 0 };
             length -= some;
             if length == 0 {
@@ -83,10 +96,13 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
 
 pub(super) fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (range(), layout())
-            .prop_map(|((start, blocks), layout)| Step::Read { start, blocks, layout }),
+        4 => (range(), layout(), 0usize..12)
+            .prop_map(|((start, blocks), layout, dropped)| Step::Read { start, blocks, layout, dropped }),
         4 => (range(), layout(), any::<bool>(), 1u8..)
             .prop_map(|((start, blocks), layout, durable, byte)| Step::Write { start, blocks, layout, durable, byte }),
+        2 => (range(), layout(), prop::option::of(any::<usize>()))
+            .prop_map(|((start, blocks), layout, changed)| Step::Compare { start, blocks, layout, changed }),
+        1 => range().prop_map(|(start, blocks)| Step::Verify { start, blocks }),
         1 => Just(Step::Flush),
         1 => (range(), any::<bool>(), any::<bool>()).prop_map(|((start, blocks), deallocate, durable)| {
             Step::WriteZeroes { start, blocks, deallocate, durable }
@@ -104,6 +120,7 @@ fn lbas((start, blocks): (u64, u64)) -> LbaRange {
 struct Expectation {
     ranges: Vec<(u64, u64)>,
     read: Option<(Vec<Segment>, Vec<u8>)>,
+    result: Result<(), DiskError>,
 }
 
 /// Runs the steps on a disk that holds zeroes, several commands in flight as long as they do not overlap.
@@ -122,6 +139,8 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
         let ranges = match step {
             Step::Read { start, blocks, .. }
             | Step::Write { start, blocks, .. }
+            | Step::Compare { start, blocks, .. }
+            | Step::Verify { start, blocks }
             | Step::WriteZeroes { start, blocks, .. } => vec![(*start, *blocks)],
             Step::Deallocate { ranges } => ranges.clone(),
             Step::Flush | Step::Drain => Vec::new(),
@@ -136,8 +155,8 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
             let mut done = Vec::new();
             disk.drain(&mut host, &mut done);
             for (tag, result) in done {
-                assert_eq!(result, Ok(()));
                 let expected = in_flight[tag.0 as usize].take().expect("reported once");
+                assert_eq!(result, expected.result);
                 if let Some((segments, bytes)) = expected.read {
                     assert!(host.bytes(&segments) == bytes, "{step:?}");
                 }
@@ -149,13 +168,20 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
         let area = in_flight.len();
         let tag = Tag(area as u32);
         let mut read = None;
+        let mut expected = Ok(());
         let submission = match step {
             Step::Drain => continue,
-            Step::Read { start, blocks, layout } => {
+            Step::Read { start, blocks, layout, dropped } => {
                 let range = bytes(*start, *blocks);
-                let data = layout.segments(area, range.len());
+                let mut data = layout.segments(area, range.len());
                 host.fill(&data, &vec![0xee; range.len()]);
-                read = Some((data.clone(), model[range].to_vec()));
+                let mut wanted = model[range].to_vec();
+                let at = data.iter().take(*dropped).map(|segment| segment.length).sum::<usize>();
+                if let Some(segment) = data.get_mut(*dropped) {
+                    wanted[at..at + segment.length].fill(0);
+                    segment.iova = None;
+                }
+                read = Some((data.clone(), wanted));
                 disk.submit(&mut host, tag, Operation::Read { range: lbas((*start, *blocks)), data: &data })
             }
             Step::Write { start, blocks, layout, durable, byte } => {
@@ -166,6 +192,22 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
                 model[range].copy_from_slice(&new);
                 let range = lbas((*start, *blocks));
                 disk.submit(&mut host, tag, Operation::Write { range, data: &data, durable: *durable })
+            }
+            Step::Compare { start, blocks, layout, changed } => {
+                let range = bytes(*start, *blocks);
+                let data = layout.segments(area, range.len());
+                let mut theirs = model[range].to_vec();
+                if let Some(at) = changed {
+                    let at = at % theirs.len();
+                    theirs[at] ^= 1;
+                    expected = Err(DiskError::Mismatch);
+                }
+                host.fill(&data, &theirs);
+                let range = lbas((*start, *blocks));
+                disk.submit(&mut host, tag, Operation::Compare { range, data: &data })
+            }
+            Step::Verify { start, blocks } => {
+                disk.submit(&mut host, tag, Operation::Verify { range: lbas((*start, *blocks)) })
             }
             Step::Flush => disk.submit(&mut host, tag, Operation::Flush),
             Step::WriteZeroes { start, blocks, deallocate, durable } => {
@@ -186,12 +228,12 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
         };
         match submission {
             Submission::Done(result) => {
-                assert_eq!(result, Ok(()));
+                assert_eq!(result, expected);
                 if let Some((segments, bytes)) = read {
                     assert!(host.bytes(&segments) == bytes, "{step:?}");
                 }
             }
-            Submission::Pending => in_flight.push(Some(Expectation { ranges, read })),
+            Submission::Pending => in_flight.push(Some(Expectation { ranges, read, result: expected })),
         }
     }
 }
@@ -229,7 +271,7 @@ proptest! {
 fn a_null_disk_completes_and_touches_nothing() {
     let mut disk = spec("null:1G,block-size=4096").open().unwrap();
     let mut host = TestHost::new(4096);
-    let data = [Segment { iova: Iova(BASE), length: 4096 }];
+    let data = [Segment { iova: Some(Iova(BASE)), length: 4096 }];
     host.fill(&data, &[7; 4096]);
     assert_eq!(disk.geometry().blocks, 262_144);
     assert_eq!(disk.perform(&mut host, Operation::Read { range: lbas((5, 1)), data: &data }), Ok(()));
@@ -245,7 +287,7 @@ fn a_ram_disk_gives_memory_back() {
         let line = status.lines().find(|line| line.starts_with("Anonymous:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     };
-    let data = [Segment { iova: Iova(BASE), length: 1 << 20 }];
+    let data = [Segment { iova: Some(Iova(BASE)), length: 1 << 20 }];
     host.fill(&data, &vec![1; 1 << 20]);
     let before = resident();
     for megabyte in 0..64 {
@@ -268,7 +310,7 @@ fn host_memory_that_cannot_be_reached_is_a_data_transfer_error() {
     for text in ["ram:1M".into(), format!("file:{}", image.path().display())] {
         let mut disk = spec(&text).open().unwrap();
         let mut host = TestHost::new(4096);
-        let data = [Segment { iova: Iova(BASE + 8192), length: 4096 }];
+        let data = [Segment { iova: Some(Iova(BASE + 8192)), length: 4096 }];
         let read = Operation::Read { range: lbas((0, 8)), data: &data };
         assert_eq!(disk.perform(&mut host, read), Err(DiskError::DataTransfer));
         let write = Operation::Write { range: lbas((0, 8)), data: &data, durable: false };

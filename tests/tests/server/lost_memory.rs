@@ -119,29 +119,51 @@ fn a_sigbus_elsewhere_still_ends_the_process() {
     }
 }
 
-/// One client cannot take all the mappings that the kernel gives a process; what is given back can be had again.
+/// One client cannot take all the mappings that the kernel gives a process: it leaves as many as it has. What is
+/// given back can be had again.
 #[test]
-fn watched_mappings_are_bounded() {
+fn watched_mappings_are_shared() {
     if mode().is_none() {
-        let status = in_a_process("lost_memory::watched_mappings_are_bounded", "full");
+        let status = in_a_process("lost_memory::watched_mappings_are_shared", "full");
         assert!(status.success(), "{status}");
         return;
     }
+    const ALL: usize = limits::WATCHED_MAPPINGS;
     let file = memory(8192);
-    let alarm = Arc::new(Alarm::new().unwrap());
     // Every other page, so that the kernel does not make one mapping of them.
-    let map =
-        |index: usize| Mapping::watched(&file, (index as u64 % 2) * 4096, 4096, Access::Read, alarm.clone());
-    let mut mappings: Vec<_> = (0..limits::WATCHED_MAPPINGS).map(|index| map(index).unwrap()).collect();
-    assert_eq!(map(0).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    mappings.truncate(100);
-    mappings.push(map(0).unwrap());
+    let map = |index: usize, alarm: &Arc<Alarm>| {
+        Mapping::watched(&file, (index as u64 % 2) * 4096, 4096, Access::Read, alarm.clone())
+    };
+    let fill = |alarm: &Arc<Alarm>| -> (Vec<Mapping>, String) {
+        let mut mappings = Vec::new();
+        loop {
+            match map(mappings.len(), alarm) {
+                Ok(mapping) => mappings.push(mapping),
+                Err(error) => return (mappings, error.to_string()),
+            }
+        }
+    };
+    let [first, second, third] = [(); 3].map(|()| Arc::new(Alarm::new().unwrap()));
+    let (mut ours, refusal) = fill(&first);
+    assert_eq!(ours.len(), ALL / 2);
+    assert_eq!(
+        refusal,
+        "16384 mappings are this client's share: it leaves 16384 of this process's 32768 to others"
+    );
+    let (theirs, _) = fill(&second);
+    assert_eq!(theirs.len(), ALL / 4);
+    assert_eq!(fill(&third).0.len(), ALL / 8);
+    assert!(map(0, &first).is_err(), "more than its share by now");
+    drop(theirs);
+    ours.truncate(100);
+    ours.push(map(0, &first).unwrap());
+    assert_eq!(fill(&second).0.len(), (ALL - 101) / 2 + 1);
     // And each is still watched, old or new.
     guard::install().unwrap();
     ftruncate(&file, 0).unwrap();
-    for mapping in [&mappings[0], &mappings[99], &mappings[100]] {
+    for mapping in [&ours[0], &ours[99], &ours[100]] {
         mapping.bytes().read_slice(&mut [0; 8], 0).unwrap();
-        assert!(mapping.is_lost() && alarm.memory_lost());
+        assert!(mapping.is_lost() && first.memory_lost());
     }
-    assert!(!mappings[50].is_lost());
+    assert!(!ours[50].is_lost() && !second.memory_lost());
 }

@@ -1,30 +1,20 @@
 //! Submission entries become typed commands, checked as far as they can be without the state of the controller.
 
+use super::completion::Failure;
+use super::data::DataPointer;
 use super::disk::{Geometry, LbaRange};
-use super::limits::PAGE_SIZE;
-use super::prp::DataPointer;
 use super::queues::{NewCompletionQueue, NewSubmissionQueue};
 use crate::spec::{
-    Abort, AdminOpcode, Cns, CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DsmAttributes,
-    DsmCount, FeatureId, FeatureSelect, GetFeatures, GetLogPage10, GetLogPage11, Identify10, LogPageId,
-    NvmOpcode, ReadWrite12, SetFeatures, Status, SubmissionEntry,
+    Abort, AdminOpcode, Cns, CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DataPointerType,
+    DsmAttributes, DsmCount, FeatureId, FeatureSelect, GetFeatures, GetLogPage10, GetLogPage11, Identify10,
+    LogPageId, NvmOpcode, ReadWrite12, SetFeatures, Status, SubmissionEntry,
 };
 use crate::{Iova, Lba, Nsid, QueueId};
 
-impl DataPointer {
-    fn of(entry: &SubmissionEntry) -> Self {
-        Self { prp1: entry.prp1.get(), prp2: entry.prp2.get() }
-    }
-}
-
-/// Fused commands and SGLs are not supported (FUSES and SGLS are 0).
+/// Fused commands are not supported (FUSES is 0).
 #[inline]
-pub(super) fn check_flags(entry: &SubmissionEntry) -> Result<(), Status> {
-    if entry.flags.fused() == 0 && entry.flags.data_pointer_bits() == 0 {
-        Ok(())
-    } else {
-        Err(Status::INVALID_FIELD)
-    }
+pub(super) fn check_fused(entry: &SubmissionEntry) -> Result<(), Status> {
+    if entry.flags.fused() == 0 { Ok(()) } else { Err(Status::INVALID_FIELD) }
 }
 
 /// A command of the NVM command set (section 6) for a namespace. Its range lies on the disk.
@@ -40,6 +30,17 @@ pub(super) enum IoCommand {
         bytes: usize,
         data: DataPointer,
         durable: bool,
+    },
+    Compare {
+        range: LbaRange,
+        bytes: usize,
+        data: DataPointer,
+    },
+    Verify {
+        range: LbaRange,
+    },
+    WriteUncorrectable {
+        range: LbaRange,
     },
     Flush,
     WriteZeroes {
@@ -64,10 +65,10 @@ impl IoCommand {
         geometry: &Geometry,
         max_transfer: usize,
     ) -> Result<Self, Status> {
-        check_flags(entry)?;
+        check_fused(entry)?;
+        let data = DataPointer::of(entry)?;
         let opcode = NvmOpcode(entry.opcode);
         let dword12 = ReadWrite12::from_bits(entry.dword12.get());
-        let data = DataPointer::of(entry);
         match opcode {
             NvmOpcode::READ => {
                 let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
@@ -77,6 +78,17 @@ impl IoCommand {
                 let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
                 check_writable(geometry)?;
                 Ok(Self::Write { range, bytes, data, durable: dword12.force_unit_access() })
+            }
+            NvmOpcode::COMPARE => {
+                let (range, bytes) = transfer(entry, dword12, geometry, max_transfer)?;
+                Ok(Self::Compare { range, bytes, data })
+            }
+            // Neither moves data: MDTS is no limit.
+            NvmOpcode::VERIFY => Ok(Self::Verify { range: range_of(entry, dword12, geometry)? }),
+            NvmOpcode::WRITE_UNCORRECTABLE => {
+                let range = range_of(entry, dword12, geometry)?;
+                check_writable(geometry)?;
+                Ok(Self::WriteUncorrectable { range })
             }
             NvmOpcode::FLUSH => Ok(Self::Flush),
             NvmOpcode::WRITE_ZEROES => {
@@ -139,6 +151,9 @@ fn transfer(
     Ok((range_of(entry, dword12, geometry)?, bytes))
 }
 
+/// Where FUSE and PSDT lie in the command.
+const FLAGS: u8 = 1;
+
 /// A command of the admin command set (section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdminCommand {
@@ -175,6 +190,7 @@ pub(super) enum AdminCommand {
     GetFeatures {
         feature: FeatureId,
         select: FeatureSelect,
+        nsid: Nsid,
         /// Dword 11: which of several values.
         which: u32,
         data: DataPointer,
@@ -187,16 +203,20 @@ pub(super) enum AdminCommand {
 }
 
 impl AdminCommand {
-    pub(super) fn parse(entry: &SubmissionEntry) -> Result<Self, Status> {
-        check_flags(entry)?;
+    pub(super) fn parse(entry: &SubmissionEntry) -> Result<Self, Failure> {
+        check_fused(entry).map_err(|status| Failure::at(status, FLAGS, 0))?;
+        // Over PCIe admin commands use no SGLs (4.4).
+        if entry.flags.data_pointer() != DataPointerType::PRP {
+            return Err(Failure::at(Status::INVALID_FIELD, FLAGS, 6));
+        }
         let nsid = Nsid(entry.nsid.get());
-        let data = DataPointer::of(entry);
+        let data = DataPointer::prp(entry);
         let (dword10, dword11) = (entry.dword10.get(), entry.dword11.get());
         let queue = CreateQueue::from_bits(dword10);
         let id = QueueId(queue.queue());
         // QSIZE counts from 0: up to 65536 entries.
         let entries = u32::from(queue.size()).saturating_add(1);
-        let base = Iova(data.prp1);
+        let base = Iova(entry.prp1.get());
         match AdminOpcode(entry.opcode) {
             AdminOpcode::DELETE_SUBMISSION_QUEUE => Ok(Self::DeleteSubmissionQueue(id)),
             AdminOpcode::CREATE_SUBMISSION_QUEUE => {
@@ -254,19 +274,16 @@ impl AdminCommand {
                 Ok(Self::GetFeatures {
                     feature: FeatureId(get.feature()),
                     select: FeatureSelect(get.select()),
+                    nsid,
                     which: dword11,
                     data,
                 })
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => Ok(Self::AsyncEventRequest),
             AdminOpcode::DOORBELL_BUFFER_CONFIG => {
-                let events = Iova(data.prp2);
-                if [base, events].iter().any(|page| !page.0.is_multiple_of(PAGE_SIZE as u64)) {
-                    return Err(Status::INVALID_FIELD);
-                }
-                Ok(Self::DoorbellBufferConfig { doorbells: base, events })
+                Ok(Self::DoorbellBufferConfig { doorbells: base, events: Iova(entry.prp2.get()) })
             }
-            _ => Err(Status::INVALID_OPCODE),
+            _ => Err(Status::INVALID_OPCODE.into()),
         }
     }
 }

@@ -25,6 +25,12 @@ pub struct Counters {
     pub reads: Counter,
     /// Write commands that succeeded.
     pub writes: Counter,
+    /// Compare commands that succeeded.
+    pub compares: Counter,
+    /// Verify commands that succeeded.
+    pub verifies: Counter,
+    /// Write Uncorrectable commands that succeeded.
+    pub write_uncorrectables: Counter,
     /// Flush commands that succeeded.
     pub flushes: Counter,
     /// Write Zeroes commands that succeeded.
@@ -37,6 +43,8 @@ pub struct Counters {
     pub bytes_read: Counter,
     /// Bytes taken from the host by Write commands that succeeded.
     pub bytes_written: Counter,
+    /// Bytes of the namespaces that Compare and Verify commands that succeeded read.
+    pub bytes_checked: Counter,
     /// Changes of doorbells (registers or shadow) that were seen.
     pub doorbells: Counter,
     /// Interrupts raised.
@@ -45,6 +53,8 @@ pub struct Counters {
     pub interrupts_withheld: Counter,
     /// Commands completed with an error.
     pub errors: Counter,
+    /// Of these, those of the medium.
+    pub media_errors: Counter,
     /// Resets: CC.EN cleared, function level reset, device reset, client gone.
     pub resets: Counter,
 }

@@ -22,6 +22,13 @@ pub struct Geometry {
     pub deallocates: bool,
 }
 
+impl Geometry {
+    /// The bytes of a range.
+    pub fn bytes(&self, range: LbaRange) -> u64 {
+        range.blocks.checked_shl(self.block_shift).unwrap_or(u64::MAX)
+    }
+}
+
 /// A run of blocks, already checked against the disk's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LbaRange {
@@ -50,6 +57,18 @@ pub enum Operation<'a> {
         data: &'a [Segment],
         /// Complete it only when it is durable (FUA, or the write cache is switched off).
         durable: bool,
+    },
+    /// Fails with [`DiskError::Mismatch`] unless the blocks hold the host's data.
+    Compare {
+        /// What to compare.
+        range: LbaRange,
+        /// With what.
+        data: &'a [Segment],
+    },
+    /// Reads the blocks and drops what it reads.
+    Verify {
+        /// Which.
+        range: LbaRange,
     },
     /// All that was completed before is durable when this completes.
     Flush,
@@ -81,6 +100,9 @@ pub enum DiskError {
     /// The medium failed to write: Write Fault.
     #[error("The medium failed to write")]
     Write,
+    /// The blocks hold other data than the host's: Compare Failure.
+    #[error("The data differ")]
+    Mismatch,
     /// No room on the medium: Capacity Exceeded.
     #[error("No room is left on the medium")]
     Capacity,

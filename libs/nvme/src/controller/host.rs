@@ -21,11 +21,11 @@ pub enum Direction {
     ToHost,
 }
 
-/// A run of host memory without a gap.
+/// A part of a command's data: a run of host memory without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its first byte.
-    pub iova: Iova,
+    /// Its first byte; none, in reads only, where the host wants the data to be dropped (an SGL's bit bucket).
+    pub iova: Option<Iova>,
     /// Its length in bytes, never 0.
     pub length: usize,
 }

@@ -2,13 +2,14 @@
 
 use zerocopy::IntoBytes;
 
-use super::command::{IoCommand, check_flags, check_range};
+use super::command::{IoCommand, check_fused, check_range};
 use super::completion::Origin;
 use super::counters::Counters;
+use super::data::{DataPointer, Walker};
 use super::limits::{MAX_DEALLOCATE_RANGES, MAX_IN_FLIGHT};
-use super::prp::{DataPointer, Walker};
 use super::slots::{Owner, Slots, Work};
-use super::{Disk, DiskError, Geometry, Host, LbaRange, Operation, Submission, Tag};
+use super::uncorrectable::Uncorrectable;
+use super::{Direction, Disk, DiskError, Geometry, Host, LbaRange, Operation, Submission, Tag};
 use crate::spec::{DsmRange, NSID_ALL, NvmOpcode, Status, SubmissionEntry};
 use crate::{Lba, Nsid};
 
@@ -16,8 +17,22 @@ use crate::{Lba, Nsid};
 pub(super) struct Namespace<D> {
     pub(super) disk: D,
     pub(super) geometry: Geometry,
+    uncorrectable: Uncorrectable,
     /// Operations were submitted since the last commit.
     touched: bool,
+}
+
+impl<D> Namespace<D> {
+    /// A command at `start` was successful: what it wrote can be read again.
+    #[inline]
+    fn written(&mut self, start: Lba, work: Work) {
+        if !self.uncorrectable.is_empty()
+            && let Some(bytes) = work.written()
+        {
+            let blocks = bytes.checked_shr(self.geometry.block_shift).unwrap_or(0);
+            self.uncorrectable.clear(LbaRange { start, blocks });
+        }
+    }
 }
 
 /// How far a command came.
@@ -44,7 +59,12 @@ impl<D> Disks<D> {
     where
         D: Disk<H>,
     {
-        let namespace = |disk: D| Namespace { geometry: disk.geometry(), disk, touched: false };
+        let namespace = |disk: D| Namespace {
+            geometry: disk.geometry(),
+            disk,
+            uncorrectable: Uncorrectable::default(),
+            touched: false,
+        };
         Self {
             namespaces: disks.into_iter().map(namespace).collect(),
             slots: Slots::new(MAX_IN_FLIGHT),
@@ -86,18 +106,33 @@ impl<D> Disks<D> {
         let write_through = !write_cache;
         let (operation, work) = match IoCommand::parse(entry, &namespace.geometry, self.max_transfer)? {
             IoCommand::Read { range, bytes, data } => {
-                let data = self.walker.walk(host, data, bytes)?;
+                namespace.uncorrectable.check(range)?;
+                let data = self.walker.walk(host, data, bytes, Direction::ToHost)?;
                 (Operation::Read { range, data }, Work::Read { bytes: bytes as u64 })
             }
             IoCommand::Write { range, bytes, data, durable } => {
-                let data = self.walker.walk(host, data, bytes)?;
+                let data = self.walker.walk(host, data, bytes, Direction::FromHost)?;
                 let durable = durable || write_through;
                 (Operation::Write { range, data, durable }, Work::Write { bytes: bytes as u64 })
+            }
+            IoCommand::Compare { range, bytes, data } => {
+                namespace.uncorrectable.check(range)?;
+                let data = self.walker.walk(host, data, bytes, Direction::FromHost)?;
+                (Operation::Compare { range, data }, Work::Compare { bytes: bytes as u64 })
+            }
+            IoCommand::Verify { range } => {
+                namespace.uncorrectable.check(range)?;
+                (Operation::Verify { range }, Work::Verify { bytes: namespace.geometry.bytes(range) })
+            }
+            IoCommand::WriteUncorrectable { range } => {
+                namespace.uncorrectable.mark(range)?;
+                return Ok((Work::WriteUncorrectable, Progress::Done));
             }
             IoCommand::Flush => (Operation::Flush, Work::Flush),
             IoCommand::WriteZeroes { range, deallocate, durable } => {
                 let durable = durable || write_through;
-                (Operation::WriteZeroes { range, deallocate, durable }, Work::WriteZeroes)
+                let bytes = namespace.geometry.bytes(range);
+                (Operation::WriteZeroes { range, deallocate, durable }, Work::WriteZeroes { bytes })
             }
             IoCommand::Deallocate { ranges, data } => {
                 let fetched = self.fetched.get_mut(..ranges).unwrap_or_default();
@@ -114,7 +149,11 @@ impl<D> Disks<D> {
         };
         namespace.touched = true;
         match namespace.disk.submit(host, tag, operation) {
-            Submission::Done(result) => result.map(|()| (work, Progress::Done)).map_err(Status::from),
+            Submission::Done(result) => {
+                result?;
+                namespace.written(origin.lba, work);
+                Ok((work, Progress::Done))
+            }
             Submission::Pending => {
                 self.slots.take(Owner::Command { origin, work }, 1, None);
                 Ok((work, Progress::Pending))
@@ -133,7 +172,7 @@ impl<D> Disks<D> {
     where
         D: Disk<H>,
     {
-        check_flags(entry)?;
+        check_fused(entry)?;
         match NvmOpcode(entry.opcode) {
             NvmOpcode::FLUSH if origin.nsid == NSID_ALL => {
                 let progress = self.flush_all(host, Owner::Command { origin, work: Work::Flush })?;
@@ -142,6 +181,9 @@ impl<D> Disks<D> {
             NvmOpcode::FLUSH
             | NvmOpcode::READ
             | NvmOpcode::WRITE
+            | NvmOpcode::WRITE_UNCORRECTABLE
+            | NvmOpcode::COMPARE
+            | NvmOpcode::VERIFY
             | NvmOpcode::WRITE_ZEROES
             | NvmOpcode::DATASET_MANAGEMENT => Err(Status::INVALID_NAMESPACE),
             _ => Err(Status::INVALID_OPCODE),
@@ -200,6 +242,13 @@ impl<D> Disks<D> {
         let any = !self.done.is_empty();
         for (tag, result) in self.done.drain(..) {
             if let Some((owner, result)) = self.slots.finish(tag, result) {
+                if let Owner::Command { origin, work } = owner
+                    && result.is_ok()
+                    && let Some(namespace) =
+                        index(origin.nsid).and_then(|index| self.namespaces.get_mut(index))
+                {
+                    namespace.written(origin.lba, work);
+                }
                 finished(host, owner, result);
             }
         }
@@ -214,9 +263,11 @@ impl<D> Disks<D> {
         bytes: &[u8],
     ) -> Result<(), Status> {
         let mut rest = bytes;
-        for segment in self.walker.walk(host, to, bytes.len())? {
+        for segment in self.walker.walk(host, to, bytes.len(), Direction::ToHost)? {
             let (now, later) = rest.split_at_checked(segment.length).unwrap_or((rest, &[]));
-            host.write(segment.iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            if let Some(iova) = segment.iova {
+                host.write(iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            }
             rest = later;
         }
         Ok(())
@@ -240,9 +291,10 @@ fn fetch<H: Host>(
     into: &mut [u8],
 ) -> Result<(), Status> {
     let mut rest = into;
-    for segment in walker.walk(host, from, rest.len())? {
+    for segment in walker.walk(host, from, rest.len(), Direction::FromHost)? {
         let (now, later) = rest.split_at_mut_checked(segment.length).ok_or(Status::INTERNAL_ERROR)?;
-        host.read(segment.iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+        let iova = segment.iova.ok_or(Status::INTERNAL_ERROR)?;
+        host.read(iova, now).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
         rest = later;
     }
     Ok(())
@@ -266,8 +318,17 @@ pub(super) fn count(counters: &Counters, work: Work) {
             counters.writes.add(1);
             counters.bytes_written.add(bytes);
         }
+        Work::Compare { bytes } => {
+            counters.compares.add(1);
+            counters.bytes_checked.add(bytes);
+        }
+        Work::Verify { bytes } => {
+            counters.verifies.add(1);
+            counters.bytes_checked.add(bytes);
+        }
+        Work::WriteUncorrectable => counters.write_uncorrectables.add(1),
         Work::Flush => counters.flushes.add(1),
-        Work::WriteZeroes => counters.write_zeroes.add(1),
+        Work::WriteZeroes { .. } => counters.write_zeroes.add(1),
         Work::Deallocate => counters.dataset_management.add(1),
         Work::CacheOff => {}
     }

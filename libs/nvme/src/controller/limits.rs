@@ -24,6 +24,15 @@ pub(super) const ERROR_LOG_ENTRIES: u8 = 64;
 /// Ranges of a Dataset Management command.
 pub(super) const MAX_DEALLOCATE_RANGES: usize = 256;
 
+/// Descriptors of an SGL, over all its segments; a transfer of 1 MiB in pieces of 512 bytes has as many.
+pub(super) const MAX_SGL_DESCRIPTORS: usize = 2048;
+
+/// Segments of an SGL besides the one in the command: each costs an access to the host's memory.
+pub(super) const MAX_SGL_SEGMENTS: usize = 64;
+
+/// Parts of a namespace, of 4096 blocks each, in which blocks may be marked by Write Uncorrectable.
+pub(super) const MAX_UNCORRECTABLE_PARTS: usize = 1024;
+
 /// Polls over which an interrupt may be withheld from a host that does not move its completion queue's head:
 /// one that consumes entries without telling must still hear of the next ones.
 pub(super) const WITHHOLD_POLLS: u32 = 256;

@@ -21,11 +21,30 @@ pub(super) enum Work {
     Write {
         bytes: u64,
     },
+    Compare {
+        bytes: u64,
+    },
+    Verify {
+        bytes: u64,
+    },
+    WriteUncorrectable,
     Flush,
-    WriteZeroes,
+    WriteZeroes {
+        bytes: u64,
+    },
     Deallocate,
     /// Set Features turned the write cache off: what it held is flushed first.
     CacheOff,
+}
+
+impl Work {
+    /// The bytes of the namespace that it writes.
+    pub(super) fn written(self) -> Option<u64> {
+        match self {
+            Self::Write { bytes } | Self::WriteZeroes { bytes } => Some(bytes),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -11,6 +11,7 @@ mod log;
 mod opcode;
 mod queue;
 mod registers;
+mod sgl;
 mod status;
 
 #[cfg(test)]
@@ -23,8 +24,8 @@ pub use command::{
 };
 pub use feature::{
     Arbitration, AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect,
-    InterruptCoalescing, InterruptVectorConfiguration, NumberOfQueues, PowerManagement, TemperatureThreshold,
-    VolatileWriteCache, WriteAtomicity,
+    HostIdentifierSize, InterruptCoalescing, InterruptVectorConfiguration, LbaRangeAttributes, LbaRangeType,
+    NumberOfQueues, PowerManagement, TemperatureThreshold, VolatileWriteCache, WriteAtomicity,
 };
 pub use identify::{
     Cns, ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, FormattedLbaSize,
@@ -42,6 +43,7 @@ pub use registers::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, DOORBELLS, Register,
     ShutdownNotification, ShutdownStatus, Version, doorbell_index, doorbell_offset,
 };
+pub use sgl::{SglDescriptor, SglIdentifier, SglSubtype, SglSupport, SglType};
 pub use status::{Status, StatusField, StatusType};
 
 /// "All namespaces" where a command takes a namespace identifier (6.1.2).

@@ -6,6 +6,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::command::EntryFlags;
+use super::sgl::SglDescriptor;
 use super::status::StatusField;
 
 /// Submission queue entry, 64 bytes (4.2).
@@ -48,6 +49,11 @@ impl SubmissionEntry {
     /// Dwords 10 and 11 as the number that they form in I/O commands: the starting LBA.
     pub const fn starting_lba(&self) -> u64 {
         (self.dword11.get() as u64) << 32 | self.dword10.get() as u64
+    }
+
+    /// DPTR as an SGL descriptor.
+    pub const fn sgl(&self) -> SglDescriptor {
+        SglDescriptor::from_halves([self.prp1, self.prp2])
     }
 
     /// Sets dwords 10 and 11 to a starting LBA.

@@ -93,6 +93,14 @@ proptest! {
 
 #[test]
 fn known_words() {
+    let last = SglDescriptor::new(SglType::LAST_SEGMENT, 0x1122_3344_5566_7788, 0x30);
+    let mut bytes = [0; 16];
+    bytes[..9].copy_from_slice(&[0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x30]);
+    bytes[15] = 0x30;
+    assert_eq!(last.as_bytes(), bytes);
+    assert_eq!(SglDescriptor::from_halves(last.halves()), last);
+    assert_eq!(SglSupport::default().with_support(1).with_bit_bucket(true).bits(), 0x1_0001);
+
     assert_eq!((Version::V1_4.major(), Version::V1_4.minor(), Version::V1_4.tertiary()), (1, 4, 0));
     // What Linux writes to CC: 64 and 16 byte entries, 4 KiB pages, enabled.
     let cc = Configuration::from_bits(0x0046_0001);

@@ -38,6 +38,8 @@ pub(crate) enum Pace {
 enum Owned {
     Read(LbaRange, Vec<Segment>),
     Write(LbaRange, Vec<Segment>),
+    Compare(LbaRange, Vec<Segment>),
+    Verify(LbaRange),
     Flush,
     Zero(Vec<LbaRange>),
 }
@@ -72,7 +74,9 @@ impl Memory {
                 let mut bytes = &*self.bytes(*range)?;
                 for segment in segments {
                     let (here, rest) = bytes.split_at(segment.length);
-                    host.write(segment.iova, here).map_err(|_| DiskError::DataTransfer)?;
+                    if let Some(iova) = segment.iova {
+                        host.write(iova, here).map_err(|_| DiskError::DataTransfer)?;
+                    }
                     bytes = rest;
                 }
                 assert!(bytes.is_empty(), "segments shorter than {range:?}");
@@ -81,10 +85,25 @@ impl Memory {
                 let mut bytes = self.bytes(*range).map_err(|_| DiskError::Write)?;
                 for segment in segments {
                     let (here, rest) = bytes.split_at_mut(segment.length);
-                    host.read(segment.iova, here).map_err(|_| DiskError::DataTransfer)?;
+                    host.read(segment.iova.unwrap(), here).map_err(|_| DiskError::DataTransfer)?;
                     bytes = rest;
                 }
                 assert!(bytes.is_empty(), "segments shorter than {range:?}");
+            }
+            Owned::Compare(range, segments) => {
+                let mut bytes = &*self.bytes(*range)?;
+                for segment in segments {
+                    let (here, rest) = bytes.split_at(segment.length);
+                    let mut theirs = vec![0; segment.length];
+                    host.read(segment.iova.unwrap(), &mut theirs).map_err(|_| DiskError::DataTransfer)?;
+                    if theirs != here {
+                        return Err(DiskError::Mismatch);
+                    }
+                    bytes = rest;
+                }
+            }
+            Owned::Verify(range) => {
+                self.bytes(*range)?;
             }
             Owned::Flush => {}
             Owned::Zero(ranges) => {
@@ -106,6 +125,8 @@ impl<H: Host> Disk<H> for Memory {
         let owned = match operation {
             Operation::Read { range, data } => Owned::Read(range, data.to_vec()),
             Operation::Write { range, data, .. } => Owned::Write(range, data.to_vec()),
+            Operation::Compare { range, data } => Owned::Compare(range, data.to_vec()),
+            Operation::Verify { range } => Owned::Verify(range),
             Operation::Flush => Owned::Flush,
             Operation::WriteZeroes { range, .. } => Owned::Zero(vec![range]),
             Operation::Deallocate { ranges } => Owned::Zero(ranges.to_vec()),

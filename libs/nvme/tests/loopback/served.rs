@@ -455,7 +455,7 @@ fn errors_of_the_medium() {
     let log: ErrorLogEntry = drive.log_page(LogPageId::ERROR_INFORMATION).unwrap();
     assert_eq!((log.status.status(), log.lba.get(), log.nsid.get()), (Status::WRITE_FAULT, 60, 1));
     let smart: SmartLog = drive.log_page(LogPageId::SMART).unwrap();
-    assert_eq!(smart.error_log_entries.get(), 2);
+    assert_eq!((smart.error_log_entries.get(), smart.media_errors.get()), (2, 2));
 }
 
 /// Driver and controller in threads of their own: written, read back, compared.

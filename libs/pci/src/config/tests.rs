@@ -160,6 +160,26 @@ fn what_a_write_means() {
     assert_eq!(byte(&space, msix), 0x11);
 }
 
+/// PCI Local Bus 3.0, section 6.2.3: Interrupt Status tells what is pending whether or not the pin may.
+#[test]
+fn a_pending_interrupt_asserts_the_pin_unless_that_is_disabled() {
+    let mut space = function();
+    let status = |space: &ConfigSpace| byte(space, 0x06);
+    assert!(space.set_interrupt(true));
+    assert_eq!(status(&space), 0x18);
+    space.write(0x04, &0x0400_u16.to_le_bytes());
+    assert!(!space.set_interrupt(true));
+    assert_eq!(status(&space), 0x18, "pending all the same");
+    space.write(0x06, &[0xff, 0xff]);
+    assert_eq!(status(&space), 0x18, "read-only");
+    space.write(0x04, &[0, 0]);
+    assert!(!space.set_interrupt(false));
+    assert_eq!(status(&space), 0x10);
+    assert!(space.set_interrupt(true));
+    space.reset();
+    assert_eq!(status(&space), 0x10);
+}
+
 /// Conformance point 68, and fault 27: by every width that covers the bit.
 #[test]
 fn function_level_reset_brings_the_initial_state_back() {

@@ -40,7 +40,7 @@ impl Copier {
             size: 2 * PAGE as u64,
             readable: true,
             writable: true,
-            mappable: Some(Mappable { file, offset: 0, areas: vec![area], msix: true }),
+            mappable: Some(Mappable { file: Some(file), offset: 0, areas: vec![area], msix: true }),
             ioeventfds: Vec::new(),
         };
         let irq = Irq { count: 40, flags: IrqFlags::EVENTFD };

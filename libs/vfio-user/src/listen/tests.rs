@@ -3,9 +3,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 use std::thread;
 
+use nix::sys::eventfd::EventFd;
 use nix::unistd::Uid;
+use outboard_pci::{BarIndex, Builder, Identity};
 
 use super::*;
+use crate::client::{Client, Options};
+use crate::function::{Function, Registers};
 
 #[test]
 fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
@@ -18,6 +22,23 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
     assert!(UnixStream::connect(&path).is_ok());
     drop(ours);
     assert!(!path.exists(), "it goes with its server");
+}
+
+/// Whatever the umask is; and nobody may connect before the file has its permissions.
+#[test]
+fn who_may_connect_is_what_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    for mode in [0o600, 0o660, 0o666] {
+        for stale in [false, true] {
+            if stale {
+                drop(UnixListener::bind(&path).unwrap());
+            }
+            let _ours = Source::bind_as(&path, Some(mode)).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+            assert!(UnixStream::connect(&path).is_ok());
+        }
+    }
 }
 
 #[test]
@@ -148,4 +169,61 @@ fn without_permission_nothing_is_replaced() {
         assert!(matches!(result, Err(ListenError::Permission { .. })), "{path:?}: {result:?}");
     }
     assert!(stale.exists());
+}
+
+fn nothing() -> Function<impl Registers> {
+    struct Nothing;
+    impl Registers for Nothing {
+        fn read(&mut self, _: BarIndex, _: u64, _: &mut [u8]) {}
+        fn write(&mut self, _: BarIndex, _: u64, _: &[u8]) {}
+        fn reset(&mut self) {}
+        fn interrupt(&self) -> bool {
+            false
+        }
+    }
+    let identity =
+        Identity { vendor: 1, device: 2, subsystem_vendor: 0, subsystem: 0, class: [0; 3], revision: 0 };
+    Function::new(Builder::new(identity).build(), Nothing)
+}
+
+#[test]
+fn clients_are_served_in_turn_until_it_is_enough() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let (source, device, stop) = (Source::bind(&path).unwrap(), nothing(), EventFd::new().unwrap());
+    let connect = || Client::connect(&path, Options::default()).unwrap();
+    thread::scope(|scope| {
+        let program = scope.spawn(|| source.serve(&device, &Arc::default(), &stop));
+        drop(connect());
+        let first = connect();
+        let second = scope.spawn(connect);
+        thread::sleep(Duration::from_millis(50));
+        assert!(!second.is_finished(), "it waits");
+        drop(first);
+        let second = second.join().unwrap();
+        second.device_info().unwrap();
+        stop.write(1).unwrap();
+        program.join().unwrap().unwrap();
+        assert!(second.device_info().is_err(), "its session was ended");
+    });
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_connected_descriptor_is_served_until_its_client_leaves() {
+    for told_to_stop in [false, true] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (source, device, stop) = (Source::Client(theirs), nothing(), EventFd::new().unwrap());
+        thread::scope(|scope| {
+            let program = scope.spawn(|| source.serve(&device, &Arc::default(), &stop));
+            let client = Client::new(ours, Options::default()).unwrap();
+            client.device_info().unwrap();
+            if told_to_stop {
+                stop.write(1).unwrap();
+            } else {
+                client.close();
+            }
+            program.join().unwrap().unwrap();
+        });
+    }
 }

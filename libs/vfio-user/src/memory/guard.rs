@@ -25,6 +25,8 @@ use crate::limits;
 pub struct Alarm {
     descriptor: EventFd,
     memory_lost: AtomicBool,
+    /// How many mappings it watches; changed under the lock of the free slots.
+    watched: AtomicUsize,
 }
 
 impl Alarm {
@@ -34,7 +36,7 @@ impl Alarm {
     /// What eventfd(2) says.
     pub fn new() -> io::Result<Self> {
         let descriptor = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { descriptor, memory_lost: AtomicBool::new(false) })
+        Ok(Self { descriptor, memory_lost: AtomicBool::new(false), watched: AtomicUsize::new(0) })
     }
 
     /// Wakes who polls it, for whatever reason.
@@ -57,6 +59,22 @@ impl Alarm {
 impl AsFd for Alarm {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
+    }
+}
+
+/// A session has its share of this process's mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{watched} mappings are this client's share: it leaves {left} of this process's {limit} to others", limit = limits::WATCHED_MAPPINGS)]
+pub struct ShareError {
+    /// How many the session has.
+    pub watched: usize,
+    /// How many nobody has.
+    pub left: usize,
+}
+
+impl From<ShareError> for io::Error {
+    fn from(error: ShareError) -> Self {
+        Self::new(io::ErrorKind::StorageFull, error)
     }
 }
 
@@ -86,15 +104,34 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 
 impl Slot {
-    /// Takes a free slot.
-    fn take() -> Option<&'static Self> {
+    /// Takes a free slot for one of `alarm`'s mappings, unless it has more than it leaves to others.
+    fn take(alarm: &Alarm) -> Result<&'static Self, ShareError> {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        free.pop().or_else(|| {
-            let used = USED.load(Ordering::Relaxed);
-            let slot = SLOTS.get(used)?;
-            USED.store(used.saturating_add(1), Ordering::Release);
-            Some(slot)
-        })
+        let used = USED.load(Ordering::Relaxed);
+        let left = limits::WATCHED_MAPPINGS.saturating_sub(used).saturating_add(free.len());
+        let watched = alarm.watched.load(Ordering::Relaxed);
+        let full = ShareError { watched, left };
+        if watched >= left {
+            return Err(full);
+        }
+        let slot = match free.pop() {
+            Some(slot) => slot,
+            None => {
+                let slot = SLOTS.get(used).ok_or(full)?;
+                USED.store(used.saturating_add(1), Ordering::Release);
+                slot
+            }
+        };
+        alarm.watched.store(watched.saturating_add(1), Ordering::Relaxed);
+        Ok(slot)
+    }
+
+    /// Gives back what [`Slot::take`] gave.
+    fn give_back(&'static self, alarm: &Alarm) {
+        self.set(0, 0, std::ptr::null());
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        alarm.watched.store(alarm.watched.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        free.push(self);
     }
 
     /// Only its owner changes a slot.
@@ -129,7 +166,7 @@ impl Slot {
 pub(super) struct Guard {
     slot: &'static Slot,
     /// The handler reaches it through the slot.
-    _alarm: Arc<Alarm>,
+    alarm: Arc<Alarm>,
 }
 
 impl std::fmt::Debug for Guard {
@@ -142,11 +179,11 @@ impl Guard {
     /// Watches a range that was just mapped.
     ///
     /// # Errors
-    /// ENOSPC at [`limits::WATCHED_MAPPINGS`].
-    pub(super) fn new(start: usize, length: usize, alarm: Arc<Alarm>) -> Result<Self, Errno> {
-        let slot = Slot::take().ok_or(Errno::ENOSPC)?;
+    /// [`ShareError`]
+    pub(super) fn new(start: usize, length: usize, alarm: Arc<Alarm>) -> Result<Self, ShareError> {
+        let slot = Slot::take(&alarm)?;
         slot.set(start, length, Arc::as_ptr(&alarm));
-        Ok(Self { slot, _alarm: alarm })
+        Ok(Self { slot, alarm })
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -158,8 +195,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.slot.set(0, 0, std::ptr::null());
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
+        self.slot.give_back(&self.alarm);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Does what a command says.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +42,7 @@ pub(super) fn execute(connection: &Arc<Connection>, device: &dyn Device, mut req
             connection.finish(ticket, Ok((WireReply::Info(info), vec![])));
         }
         Command::GetRegionInfo(query) => {
-            let answer = region(device, query.index).and_then(|region| region_info(region, query));
+            let answer = region(device, query.index).and_then(|region| region_info(device, region, query));
             connection.finish(ticket, answer);
         }
         Command::GetRegionIoFds(query) => {
@@ -118,7 +119,7 @@ fn region(device: &dyn Device, index: u32) -> Result<&Region, Errno> {
     device.description().regions.get(index as usize).ok_or(Errno::EINVAL)
 }
 
-fn region_info(region: &Region, query: Query) -> Answer<'static> {
+fn region_info(device: &dyn Device, region: &Region, query: Query) -> Answer<'static> {
     let mut flags = RegionFlags::default();
     for (set, flag) in [
         (region.readable, RegionFlags::READ),
@@ -141,7 +142,8 @@ fn region_info(region: &Region, query: Query) -> Answer<'static> {
         }
         // With the reply that the client can use, not with the one that only says how much room it needs.
         if info.encoded_size() <= query.argsz {
-            descriptors.push(copy(file)?);
+            let own = if file.is_none() { device.file(query.index) } else { None };
+            descriptors.push(copy(file.as_ref().or(own.as_ref()).ok_or(Errno::EIO)?)?);
         }
     }
     Ok((WireReply::region_info(info, query.argsz), descriptors))
@@ -303,8 +305,14 @@ fn client_memory(
         return Err(Errno::EINVAL);
     }
     let length = usize::try_from(map.size).map_err(|_| Errno::ENOMEM)?;
-    let mapping = Mapping::watched(file, offset, length, map.access, connection.alarm.clone())
-        .map_err(|error| error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw))?;
+    let mapping =
+        Mapping::watched(file, offset, length, map.access, connection.alarm.clone()).map_err(|error| {
+            tracing::warn!(%error, ?map, "DMA_MAP refused");
+            match error.kind() {
+                io::ErrorKind::StorageFull => Errno::ENOSPC,
+                _ => error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw),
+            }
+        })?;
     Ok(dma::Region::mapped(mapping, map.access))
 }
 

@@ -38,6 +38,18 @@ pub enum SessionError {
         /// The limit.
         limit: Duration,
     },
+    /// The client did not say what it is. It would hold the device's only place for ever.
+    #[error("The client did not negotiate within {limit:?}")]
+    Silent {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The client sent some of a message and then nothing.
+    #[error("The client stopped in the middle of a message for {limit:?}")]
+    Stalled {
+        /// The limit.
+        limit: Duration,
+    },
     /// The client did not answer a message of ours. It may answer later, about memory that was given away.
     #[error("The client left a {code} unanswered for {limit:?}")]
     Unanswered {
@@ -124,6 +136,8 @@ pub struct DmaId(u16);
 pub struct Session {
     phase: Phase,
     framer: Framer,
+    /// When the client connected; once it has negotiated, when something last came of it.
+    heard: Instant,
     waiting: VecDeque<(Message, Instant)>,
     waiting_bytes: usize,
     waiting_descriptors: usize,
@@ -136,11 +150,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that waits for VERSION; `messages` counts what crosses the socket, either way.
-    pub fn new(messages: Arc<Messages>) -> Self {
+    /// A session that waits for VERSION from `now` on; `messages` counts what crosses the socket, either way.
+    pub fn new(messages: Arc<Messages>, now: Instant) -> Self {
         Self {
             phase: Phase::Opening,
             framer: Framer::new(),
+            heard: now,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             waiting_descriptors: 0,
@@ -165,6 +180,9 @@ impl Session {
     pub fn receive(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>, now: Instant) {
         if matches!(self.phase, Phase::Ended(_)) {
             return;
+        }
+        if matches!(self.phase, Phase::Open(_)) {
+            self.heard = now;
         }
         self.framer.push(bytes, descriptors);
         loop {
@@ -223,7 +241,7 @@ impl Session {
 
     /// Whether the client takes its replies: until it does, nothing more is executed or read.
     fn takes_replies(&self) -> bool {
-        self.output.len() < limits::WAITING_BYTES
+        self.output.len() < limits::WAITING_BYTES && self.output.descriptors() < limits::WAITING_DESCRIPTORS
     }
 
     /// The next command to execute, if there is one and its turn has come. Malformed ones are answered here.
@@ -245,7 +263,7 @@ impl Session {
             let command = Command::decode(&header, &message.body, message.descriptors.len());
             match (&self.phase, header.kind(), command) {
                 (Phase::Opening, Kind::Command { .. }, Ok(Command::Version(version))) => {
-                    self.negotiate(&header, &version);
+                    self.negotiate(&header, &version, now);
                 }
                 (Phase::Opening, ..) => {
                     self.refuse(&header, Errno::EINVAL);
@@ -274,11 +292,12 @@ impl Session {
         }
     }
 
-    fn negotiate(&mut self, header: &Header, version: &Version) {
+    fn negotiate(&mut self, header: &Header, version: &Version, now: Instant) {
         if !is_posted(header) {
             self.output.push(Reply::Version(version.answer()).encode(header.id()), vec![]);
         }
         self.phase = Phase::Open(version.capabilities.clone());
+        self.heard = now;
     }
 
     fn refuse(&mut self, header: &Header, errno: Errno) {
@@ -311,16 +330,42 @@ impl Session {
         true
     }
 
-    /// When the session ends unless the command that is being executed is answered.
+    /// When the session ends unless something happens until then.
     pub fn deadline(&self) -> Option<Instant> {
+        self.answer_deadline().into_iter().chain(self.client_deadline().map(|(deadline, _)| deadline)).min()
+    }
+
+    /// When the session ends unless the command that is being executed is answered.
+    pub fn answer_deadline(&self) -> Option<Instant> {
         self.executing.as_ref().map(|executing| executing.deadline)
     }
 
-    /// Ends the session if the deadline is past.
+    /// When the client's patience with us is not the question, but ours with it.
+    fn client_deadline(&self) -> Option<(Instant, SessionError)> {
+        let (limit, error) = match self.phase {
+            Phase::Opening => (limits::HANDSHAKE, SessionError::Silent { limit: limits::HANDSHAKE }),
+            // What we do not read cannot come.
+            Phase::Open(_) if self.framer.is_mid_message() && self.hungry() => {
+                (limits::STALL, SessionError::Stalled { limit: limits::STALL })
+            }
+            Phase::Open(_) | Phase::Ended(_) => return None,
+        };
+        Some((self.heard.checked_add(limit)?, error))
+    }
+
+    /// Ends the session if a deadline is past.
     pub fn expire(&mut self, now: Instant) {
         if let Some(Executing { header, .. }) = self.executing.take_if(|executing| now >= executing.deadline)
         {
             self.abort_overdue(header.code());
+        }
+        if matches!(self.phase, Phase::Open(_)) && !self.hungry() {
+            self.heard = now;
+        }
+        if let Some((deadline, error)) = self.client_deadline()
+            && now >= deadline
+        {
+            self.abort(error);
         }
     }
 

@@ -80,7 +80,7 @@ impl<P: PinnedBytes> Buffers<P> {
         let mut pins = Vec::with_capacity(data.len());
         let mut vectors: Vec<iovec> = Vec::with_capacity(data.len());
         for segment in data {
-            let pin = host.pin(segment.iova, segment.length, direction)?;
+            let pin = host.pin(segment.iova?, segment.length, direction)?;
             let bytes = pin.bytes().filter(|bytes| bytes.len() == segment.length)?;
             // The mapping outlives the slice: it is the pin's.
             let start = bytes.ptr_guard_mut().as_ptr();

@@ -6,8 +6,8 @@ use outboard_nvme::controller::{Direction, DiskError, Geometry, Operation, Segme
 use super::buffers::{Alignment, Buffers};
 use super::engine::ImageOp;
 use crate::disk::Extent;
-use crate::disk::limits::{RETRIES, ZERO_CHUNK};
-use crate::disk::ram::{gather, scatter};
+use crate::disk::limits::{RETRIES, VERIFY_CHUNK, ZERO_CHUNK};
+use crate::disk::ram::{compare, gather, scatter};
 use crate::disk::{PinHost, PinnedBytes};
 
 /// What an image can do, as far as is known.
@@ -59,6 +59,13 @@ enum Work {
         data: Vec<Segment>,
         durable: bool,
     },
+    Compare {
+        at: Extent,
+        data: Vec<Segment>,
+    },
+    Verify {
+        left: Extent,
+    },
     Zero {
         left: Extent,
         how: Zeroing,
@@ -100,6 +107,8 @@ impl Job {
             Operation::Write { range, data, durable } => {
                 Work::Write { at: extent(range)?, data: data.to_vec(), durable }
             }
+            Operation::Compare { range, data } => Work::Compare { at: extent(range)?, data: data.to_vec() },
+            Operation::Verify { range } => Work::Verify { left: extent(range)? },
             Operation::Flush => Work::Sync,
             Operation::WriteZeroes { range, deallocate, durable } => {
                 let how =
@@ -136,14 +145,18 @@ impl Job {
         traits: &Traits,
     ) -> Result<ImageOp<H::Pin>, DiskError> {
         let (at, data, direction) = match &self.work {
-            Work::Read { at, data } => (at, data, Direction::ToHost),
-            Work::Write { at, data, .. } => (at, data, Direction::FromHost),
-            Work::Zero { .. } | Work::Deallocate { .. } | Work::Sync => return self.next(traits),
+            Work::Read { at, data } => (at, data, Some(Direction::ToHost)),
+            Work::Write { at, data, .. } => (at, data, Some(Direction::FromHost)),
+            // What is read is for us alone.
+            Work::Compare { at, data } => (at, data, None),
+            Work::Verify { .. } | Work::Zero { .. } | Work::Deallocate { .. } | Work::Sync => {
+                return self.next(traits);
+            }
         };
         let total = data.iter().try_fold(0usize, |sum, segment| sum.checked_add(segment.length));
         let length = usize::try_from(at.length).ok().filter(|&length| Some(length) == total);
         let length = length.ok_or(DiskError::Internal)?;
-        let pinned = Buffers::pinned(host, data, direction, traits.alignment);
+        let pinned = direction.and_then(|direction| Buffers::pinned(host, data, direction, traits.alignment));
         let mut buffers = pinned.unwrap_or_else(|| Buffers::bounced(length));
         let offset = at.offset;
         match self.work {
@@ -181,7 +194,12 @@ impl Job {
                 left.last().map(|extent| ImageOp::Punch(*extent)).ok_or(DiskError::Internal)
             }
             Work::Sync => sync(),
-            Work::Read { .. } | Work::Write { .. } => Err(DiskError::Internal),
+            Work::Verify { left } => {
+                let length = usize::try_from(left.first(VERIFY_CHUNK).length);
+                let buffers = Buffers::bounced(length.map_err(|_| DiskError::Internal)?);
+                Ok(ImageOp::Read { offset: left.offset, buffers })
+            }
+            Work::Read { .. } | Work::Write { .. } | Work::Compare { .. } => Err(DiskError::Internal),
         }
     }
 
@@ -215,6 +233,10 @@ impl Job {
             ImageOp::Read { .. } if count == 0 => Outcome::Over(Err(DiskError::Read)),
             ImageOp::Write { .. } if count == 0 => Outcome::Over(Err(DiskError::Write)),
             ImageOp::Read { offset, mut buffers } => {
+                if let Work::Verify { left } = &mut self.work {
+                    *left = left.after(count as u64);
+                    return if left.length == 0 { Outcome::Over(Ok(())) } else { outcome(self.next(traits)) };
+                }
                 buffers.advance(count);
                 if buffers.left() > 0 {
                     let offset = offset.saturating_add(count as u64);
@@ -222,6 +244,7 @@ impl Job {
                 }
                 Outcome::Over(match (buffers.bounce(), &self.work) {
                     (Some(bounce), Work::Read { data, .. }) => scatter(host, data, bounce),
+                    (Some(bounce), Work::Compare { data, .. }) => compare(host, data, bounce),
                     _ => Ok(()),
                 })
             }

@@ -338,7 +338,7 @@ fn check(steps: &[Step], seed: u64, zero_range: Support) {
         let lbas = LbaRange { start: Lba(start), blocks };
         let length = blocks as usize * BLOCK;
         let area = BASE + (index * 8192) as u64;
-        let data = [Segment { iova: Iova(area), length }];
+        let data = [Segment { iova: Some(Iova(area)), length }];
         let (operation, kind, change) = match *step {
             Step::Write { durable, .. } => {
                 content = content.wrapping_add(1).max(1);
@@ -422,7 +422,7 @@ proptest! {
 const ONE: LbaRange = LbaRange { start: Lba(3), blocks: 1 };
 
 fn one() -> [Segment; 1] {
-    [Segment { iova: Iova(BASE), length: BLOCK }]
+    [Segment { iova: Some(Iova(BASE)), length: BLOCK }]
 }
 
 #[test]
@@ -447,12 +447,16 @@ fn after_a_failed_sync_no_later_one_is_believed() {
 fn errors_of_the_kernel_have_their_meaning() {
     let data = one();
     let read = Operation::Read { range: ONE, data: &data };
+    let compare = Operation::Compare { range: ONE, data: &data };
+    let verify = Operation::Verify { range: ONE };
     let write = Operation::Write { range: ONE, data: &data, durable: false };
     let deallocate = Operation::Deallocate { ranges: &[ONE] };
     for (operation, errno, error) in [
         (read, Errno::EIO, DiskError::Read),
         (read, Errno::EFAULT, DiskError::DataTransfer),
         (read, Errno::ENOMEM, DiskError::Internal),
+        (compare, Errno::EIO, DiskError::Read),
+        (verify, Errno::EIO, DiskError::Read),
         (write, Errno::EIO, DiskError::Write),
         (write, Errno::EFAULT, DiskError::DataTransfer),
         (write, Errno::ENOSPC, DiskError::Capacity),

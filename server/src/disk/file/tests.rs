@@ -57,7 +57,7 @@ fn lbas(start: u64, blocks: u64) -> LbaRange {
 }
 
 fn data(length: usize) -> [Segment; 1] {
-    [Segment { iova: Iova(BASE), length }]
+    [Segment { iova: Some(Iova(BASE)), length }]
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn aligned_data_is_not_copied() {
         disk.drain(&mut host, &mut done);
         assert_eq!((done, host.pins()), (vec![(Tag(1), Ok(()))], 0));
         // An odd address has to be.
-        let odd = [Segment { iova: Iova(BASE + 2), length: 4096 }];
+        let odd = [Segment { iova: Some(Iova(BASE + 2)), length: 4096 }];
         disk.submit(&mut host, Tag(1), Operation::Read { range, data: &odd });
         assert_eq!(host.pins(), 0);
     }
@@ -99,7 +99,8 @@ fn more_commands_than_the_engine_takes_are_all_performed() {
             let image = image(&folders()[0], u64::from(COMMANDS) * 512);
             let mut disk = open(image.path(), 9, caching, engine);
             let mut host = TestHost::new(COMMANDS as usize * 512);
-            let segment = |index: u32| [Segment { iova: Iova(BASE + u64::from(index) * 512), length: 512 }];
+            let segment =
+                |index: u32| [Segment { iova: Some(Iova(BASE + u64::from(index) * 512)), length: 512 }];
             for index in 0..COMMANDS {
                 host.fill(&segment(index), &index.to_le_bytes().repeat(128));
                 let range = lbas(u64::from(index), 1);

@@ -1,15 +1,17 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::controller::data::DataPointer;
 use crate::controller::tests::machine::Memory;
+use crate::controller::{Direction, Segment};
 
 const MOST: usize = 1 << 20;
 
 /// What section 4.3 says, entry by entry: the pieces, not merged.
-fn model(host: &mut Memory, pointer: DataPointer, length: usize) -> Result<Vec<(u64, usize)>, Status> {
-    let first = length.min(4096 - (pointer.prp1 & 0xfff) as usize);
-    let mut pieces = vec![(pointer.prp1, first)];
-    if pointer.prp1 & 3 != 0 {
+fn model(host: &mut Memory, (prp1, prp2): (u64, u64), length: usize) -> Result<Vec<(u64, usize)>, Status> {
+    let first = length.min(4096 - (prp1 & 0xfff) as usize);
+    let mut pieces = vec![(prp1, first)];
+    if prp1 & 3 != 0 {
         return Err(Status::INVALID_PRP_OFFSET);
     }
     let mut rest = length - first;
@@ -17,17 +19,17 @@ fn model(host: &mut Memory, pointer: DataPointer, length: usize) -> Result<Vec<(
         return Ok(pieces);
     }
     if rest <= 4096 {
-        return if pointer.prp2 & 0xfff != 0 {
+        return if prp2 & 0xfff != 0 {
             Err(Status::INVALID_PRP_OFFSET)
         } else {
-            pieces.push((pointer.prp2, rest));
+            pieces.push((prp2, rest));
             Ok(pieces)
         };
     }
-    if pointer.prp2 & 7 != 0 {
+    if prp2 & 7 != 0 {
         return Err(Status::INVALID_PRP_OFFSET);
     }
-    let mut at = pointer.prp2;
+    let mut at = prp2;
     while rest != 0 {
         let mut entry = [0; 8];
         host.read(Iova(at), &mut entry).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
@@ -50,7 +52,7 @@ fn model(host: &mut Memory, pointer: DataPointer, length: usize) -> Result<Vec<(
 fn pieces(segments: &[Segment]) -> Vec<(u64, usize)> {
     let mut pieces = Vec::new();
     for segment in segments {
-        let (mut at, mut rest) = (segment.iova.0, segment.length);
+        let (mut at, mut rest) = (segment.iova.unwrap().0, segment.length);
         while rest != 0 {
             let length = rest.min(4096 - (at & 0xfff) as usize);
             pieces.push((at, length));
@@ -94,10 +96,8 @@ proptest! {
         length in prop_oneof![1_usize..=0x2000, 1_usize..=64 * 4096, Just(200 * 4096)],
     ) {
         let mut host = host(&odd);
-        let pointer = DataPointer { prp1, prp2 };
-        let expected = model(&mut host, pointer, length);
-        let mut walker = Walker::new(MOST);
-        let walked = walker.walk(&mut host, pointer, length).map(pieces);
+        let expected = model(&mut host, (prp1, prp2), length);
+        let walked = walk(&mut host, prp1, prp2, length).map(|segments| pieces(&segments));
         prop_assert_eq!(walked, expected);
     }
 
@@ -110,8 +110,7 @@ proptest! {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             *place = (state >> 32 & 0x7000).to_le_bytes();
         }
-        let mut walker = Walker::new(MOST);
-        if let Ok(segments) = walker.walk(&mut host, DataPointer { prp1: prp1 & !3, prp2 }, length) {
+        if let Ok(segments) = walk(&mut host, prp1 & !3, prp2, length) {
             prop_assert_eq!(segments.iter().map(|s| s.length).sum::<usize>(), length);
             prop_assert!(segments.iter().all(|s| s.length != 0));
         }
@@ -119,11 +118,12 @@ proptest! {
 }
 
 fn walk(host: &mut Memory, prp1: u64, prp2: u64, length: usize) -> Result<Vec<Segment>, Status> {
-    Walker::new(MOST).walk(host, DataPointer { prp1, prp2 }, length).map(<[Segment]>::to_vec)
+    let pointer = DataPointer::Prp { first: prp1, second: prp2 };
+    Walker::new(MOST).walk(host, pointer, length, Direction::ToHost).map(<[Segment]>::to_vec)
 }
 
 fn segment(at: u64, length: usize) -> Segment {
-    Segment { iova: Iova(at), length }
+    Segment { iova: Some(Iova(at)), length }
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn the_last_entry_of_a_list_page_links_only_if_more_follows() {
     let mut host = host(&[]);
     // Two pages of data beyond the first: the list starts at the last entry of its page, which must link.
     let data = walk(&mut host, 0x80_0000, 0x1ff8, 3 * 4096).unwrap();
-    assert_eq!(data[1].iova, Iova(0x10_0000 + 512 * 0x2000));
+    assert_eq!(data[1].iova, Some(Iova(0x10_0000 + 512 * 0x2000)));
     // Two entries fit before the page's end: the last is data.
     host.bytes[0x1ff8..0x2000].copy_from_slice(&0x70_0000_u64.to_le_bytes());
     let data = walk(&mut host, 0x80_0000, 0x1ff0, 3 * 4096).unwrap();

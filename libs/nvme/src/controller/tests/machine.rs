@@ -113,6 +113,8 @@ pub(crate) struct RamDisk {
 pub(crate) enum Later {
     Read { at: usize, data: Vec<Segment> },
     Write { at: usize, data: Vec<Segment>, durable: bool },
+    Compare { at: usize, data: Vec<Segment> },
+    Nothing,
     Flush,
     Zero { ranges: Vec<(usize, usize)>, durable: bool },
 }
@@ -148,6 +150,11 @@ impl RamDisk {
                 assert_eq!(data.iter().map(|s| s.length).sum::<usize>(), byte(range.blocks));
                 Later::Write { at: byte(range.start.0), data: data.to_vec(), durable }
             }
+            Operation::Compare { range, data } => {
+                assert_eq!(data.iter().map(|s| s.length).sum::<usize>(), byte(range.blocks));
+                Later::Compare { at: byte(range.start.0), data: data.to_vec() }
+            }
+            Operation::Verify { .. } => Later::Nothing,
             Operation::Flush => Later::Flush,
             Operation::WriteZeroes { range, durable, .. } => {
                 Later::Zero { ranges: vec![(byte(range.start.0), byte(range.blocks))], durable }
@@ -166,15 +173,17 @@ impl RamDisk {
         match operation {
             Later::Read { mut at, data } => {
                 for segment in data {
-                    host.write(segment.iova, &self.data[at..at + segment.length])
-                        .map_err(|_| DiskError::DataTransfer)?;
+                    if let Some(iova) = segment.iova {
+                        host.write(iova, &self.data[at..at + segment.length])
+                            .map_err(|_| DiskError::DataTransfer)?;
+                    }
                     at += segment.length;
                 }
             }
             Later::Write { at: start, data, durable } => {
                 let mut at = start;
                 for segment in data {
-                    host.read(segment.iova, &mut self.data[at..at + segment.length])
+                    host.read(segment.iova.unwrap(), &mut self.data[at..at + segment.length])
                         .map_err(|_| DiskError::DataTransfer)?;
                     at += segment.length;
                 }
@@ -182,6 +191,17 @@ impl RamDisk {
                     self.durable[start..at].copy_from_slice(&self.data[start..at]);
                 }
             }
+            Later::Compare { mut at, data } => {
+                for segment in data {
+                    let held = &self.data[at..at + segment.length];
+                    let theirs = host.slice(segment.iova.unwrap(), segment.length);
+                    if theirs.map_err(|_| DiskError::DataTransfer)? != held {
+                        return Err(DiskError::Mismatch);
+                    }
+                    at += segment.length;
+                }
+            }
+            Later::Nothing => {}
             Later::Flush => self.durable.copy_from_slice(&self.data),
             Later::Zero { ranges, durable } => {
                 for (at, length) in ranges {

@@ -60,6 +60,27 @@ fn io_queues_move_to_the_shadow_page_and_the_admin_queue_does_not() {
     assert_eq!(load(&mut machine, SHADOW_AT, 4), 0);
 }
 
+/// A VMM may take the pin to fall only when the host touches a register: QEMU without KVM.
+#[test]
+fn for_the_pin_every_consumed_completion_is_asked_for_before_the_interrupt() {
+    let disk = RamDisk::new(64, 9, Pace::AtOnce);
+    let (mut machine, mut pairs) = Machine::enabled(options(), vec![disk], 1, 8);
+    let pair = &mut pairs[0];
+    machine.host.pin = true;
+    configure(&mut machine, SHADOW_AT, EVENTS_AT).unwrap();
+    for round in 0..20 {
+        machine.push(pair, &transfer(NvmOpcode::READ, 0, 1, BUFFER_AT, 0));
+        machine.host.store(Iova(SHADOW_AT + 8), pair.tail).unwrap();
+        machine.settle();
+        assert!(machine.host.line, "round {round}");
+        assert_eq!(load(&mut machine, EVENTS_AT, 3), pair.head, "round {round}");
+        machine.pop(pair).unwrap();
+        machine.host.store(Iova(SHADOW_AT + 12), pair.head).unwrap();
+        machine.settle();
+        assert!(!machine.host.line, "round {round}");
+    }
+}
+
 #[test]
 fn a_reset_forgets_the_pages() {
     for reset in 0..3 {

@@ -6,8 +6,8 @@ use zerocopy::little_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::SIZE;
-use crate::spec::Version;
 use crate::spec::bits::{bit_fields, open_enum};
+use crate::spec::{SglSupport, Version};
 
 /// Identify Controller data structure, 4096 bytes (5.15.2.2, figure 247).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -155,8 +155,8 @@ pub struct IdentifyController {
     pub atomic_compare_write: U16,
     /// Reserved.
     pub reserved534: [u8; 2],
-    /// SGLS: SGL support; 0 is none.
-    pub sgl_support: U32,
+    /// SGLS: SGL support.
+    pub sgl_support: SglSupport,
     /// MNAN: maximum number of allowed namespaces; 0 is NN.
     pub max_namespaces: U32,
     /// Reserved.

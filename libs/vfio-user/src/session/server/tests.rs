@@ -112,6 +112,7 @@ enum Out {
 /// The simple model: a queue, and at most one command that is being executed.
 struct Model {
     session: Session,
+    begin: Instant,
     now: Instant,
     opened: bool,
     ended: bool,
@@ -175,9 +176,11 @@ fn at_end(mut stream: &UnixStream) -> bool {
 impl Model {
     fn new() -> Self {
         let (ours, client) = UnixStream::pair().unwrap();
+        let now = Instant::now();
         Self {
-            session: Session::new(Arc::default()),
-            now: Instant::now(),
+            session: Session::new(Arc::default(), now),
+            begin: now,
+            now,
             opened: false,
             ended: false,
             waiting: VecDeque::new(),
@@ -352,6 +355,11 @@ impl Model {
                     assert!(matches!(self.session.next_request(self.now), Err(SessionError::Overdue { .. })));
                     self.end();
                 }
+                let silent = !self.opened && self.now >= self.begin + limits::HANDSHAKE;
+                if silent && !std::mem::replace(&mut self.ended, true) {
+                    assert!(matches!(self.session.next_request(self.now), Err(SessionError::Silent { .. })));
+                    self.end();
+                }
             }
             Step::BadSize(size) => self.bad_size(*size),
             Step::End => {
@@ -407,7 +415,7 @@ proptest! {
 }
 
 fn open(now: Instant) -> Session {
-    let mut session = Session::new(Arc::default());
+    let mut session = Session::new(Arc::default(), now);
     session.receive(&message(Content::Version, 0, false), vec![], now);
     assert!(session.next_request(now).unwrap().is_none());
     session
@@ -449,6 +457,25 @@ fn waiting_commands_hold_few_descriptors() {
     assert!(held <= limits::WAITING_DESCRIPTORS + 50, "{held}");
 }
 
+/// A client that asks for the same region again and again, and takes no answer, would have us hold a descriptor for
+/// each: those of the whole process.
+#[test]
+fn waiting_replies_hold_few_descriptors() {
+    let now = Instant::now();
+    let mut session = open(now);
+    let mut answered = 0;
+    while session.hungry() {
+        session.receive(&message(Content::Read, 0, false), vec![], now);
+        while let Some(request) = session.next_request(now).unwrap() {
+            let reply = Reply::RegionRead { offset: 0, region: 0, data: &[0; 4] };
+            let descriptor = OwnedFd::from(UnixStream::pair().unwrap().0);
+            session.finish(request.ticket, Ok((reply, vec![descriptor])), now);
+            answered += 1;
+        }
+    }
+    assert_eq!(answered, limits::WAITING_DESCRIPTORS);
+}
+
 #[test]
 fn more_dma_messages_than_the_limit_are_refused() {
     let now = Instant::now();
@@ -474,4 +501,67 @@ fn dma_ids_of_messages_under_way_are_not_used_again() {
         assert_eq!(session.dma_outcome(id), Some(Err(Errno::EFAULT)));
         *session.output() = Outbox::new();
     }
+}
+
+#[test]
+fn a_client_has_to_negotiate_in_time() {
+    let begin = Instant::now();
+    let version = message(Content::Version, 0, false);
+    // Not a byte, and one every second.
+    for pieces in [0, 9] {
+        let mut session = Session::new(Arc::default(), begin);
+        assert_eq!(session.deadline(), Some(begin + limits::HANDSHAKE));
+        for (second, byte) in version[..pieces].iter().enumerate() {
+            let now = begin + Duration::from_secs(second as u64 + 1);
+            session.expire(now);
+            session.receive(&[*byte], vec![], now);
+            assert!(session.next_request(now).unwrap().is_none());
+        }
+        session.expire(begin + limits::HANDSHAKE);
+        let error = session.next_request(begin + limits::HANDSHAKE).unwrap_err();
+        assert_eq!(error.to_string(), "The client did not negotiate within 10s");
+    }
+    let later = begin + Duration::from_secs(3600);
+    let mut session = open(begin);
+    assert_eq!(session.deadline(), None);
+    session.expire(later);
+    assert!(session.next_request(later).unwrap().is_none());
+}
+
+#[test]
+fn a_client_does_not_stop_in_the_middle_of_a_message() {
+    let begin = Instant::now();
+    let message = message(Content::Write, 5, true);
+    for length in [1, 15, 16, 17, message.len() - 1] {
+        let mut session = open(begin);
+        let mut now = begin;
+        for byte in &message[..length] {
+            now += limits::STALL - Duration::from_millis(1);
+            session.expire(now);
+            session.receive(&[*byte], vec![], now);
+        }
+        assert_eq!(session.deadline(), Some(now + limits::STALL));
+        session.expire(now + limits::STALL - Duration::from_millis(1));
+        assert!(session.next_request(now).unwrap().is_none(), "it was slow, not silent");
+        session.expire(now + limits::STALL);
+        assert!(matches!(session.next_request(now), Err(SessionError::Stalled { .. })));
+    }
+}
+
+/// A message that we do not read on purpose may take its time.
+#[test]
+fn a_message_that_waits_for_us_is_no_stall() {
+    let begin = Instant::now();
+    let mut session = open(begin);
+    while session.hungry() {
+        session.receive(&message(Content::Read, 0, true), vec![], begin);
+    }
+    session.receive(&[9], vec![], begin);
+    assert_eq!(session.deadline(), None);
+    session.expire(begin + 3 * limits::STALL);
+    let now = begin + 3 * limits::STALL;
+    let request = session.next_request(now).unwrap().unwrap();
+    assert_eq!(session.deadline(), Some(now + limits::REPLY));
+    session.finish(request.ticket, Err(Errno::EIO), now);
+    assert_eq!(session.deadline(), Some(now + limits::STALL), "now it is read");
 }

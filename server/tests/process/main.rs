@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "passes a descriptor on under a number of its choice")]
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -17,6 +17,8 @@ use nix::unistd::Pid;
 use outboard_vfio_user::client::{Client, Delivery, Memory, Options, Sharing};
 use outboard_vfio_user::dma::{Access, Iova};
 use outboard_vfio_user::memory::SharedMemory;
+
+mod serve;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_outboard-server");
 
