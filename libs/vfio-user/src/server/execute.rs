@@ -169,6 +169,7 @@ fn io_fds(region: &Region, query: Query, limit: usize) -> Answer<'static> {
             // KVM_IOEVENTFD_FLAG_DATAMATCH
             flags: u32::from(ioeventfd.datamatch.is_some()),
             datum: ioeventfd.datamatch.unwrap_or(0),
+            shadow: None,
         }
     });
     let fds = IoFds::new(query.index, entries.collect());
