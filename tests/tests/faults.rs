@@ -2,12 +2,14 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
+use outboard_tests::conformance::checks;
 use outboard_vfio_user::client::{self, Client, Delivery, Memory, Sharing};
 use outboard_vfio_user::dma::Iova;
 use outboard_vfio_user::memory::{Access, SharedMemory};
@@ -128,5 +130,43 @@ fn fault_32_queues_across_regions_and_out_of_memory() {
         drop(client);
         session.join().unwrap();
         server.stop();
+    }
+}
+
+/// The tests and points that docs/faults.md names exist.
+#[test]
+fn what_the_list_of_faults_names_is_there() {
+    fn sources(directory: &Path, all: &mut String) {
+        for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+            let (path, kind) = (entry.path(), entry.file_type().unwrap());
+            let hidden = entry.file_name().to_string_lossy().starts_with('.');
+            if kind.is_dir() && !hidden && entry.file_name() != "target" {
+                sources(&path, all);
+            } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "sh") {
+                all.push_str(&std::fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut all = String::new();
+    sources(root, &mut all);
+    let list = std::fs::read_to_string(root.join("docs/faults.md")).unwrap();
+    let rows = list.lines().filter(|line| line.starts_with('|') && line.contains(char::is_numeric));
+    for row in rows {
+        let is_name = |word: &&str| {
+            word.contains('_')
+                && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        };
+        for name in row.split('`').skip(1).step_by(2).filter(is_name) {
+            let there = [format!("fn {name}("), format!("scenario {name}."), format!("{name}() {{")];
+            assert!(there.iter().any(|text| all.contains(text)), "{name} in {row}");
+        }
+        let text = row.split('|').nth(3).unwrap();
+        let words: Vec<_> = text.split([' ', ',', ';', '.', ':']).filter(|word| !word.is_empty()).collect();
+        let points = words.iter().skip_while(|word| !word.to_lowercase().starts_with("point")).skip(1);
+        for point in points.take_while(|word| **word == "and" || word.parse::<u8>().is_ok()) {
+            let known = point.parse::<u8>().is_ok_and(|point| checks().any(|check| check.point == point));
+            assert!(known || *point == "and", "point {point} in {row}");
+        }
     }
 }

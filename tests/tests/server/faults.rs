@@ -6,8 +6,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
-use outboard_vfio_user::client::{Map, Memory, Options, Sharing};
+use nix::sys::socket::{setsockopt, sockopt};
+use outboard_tests::conformance::{Client, Process, eventfd, mapping, memory, raw, unmap};
+use outboard_tests::in_process::{connect, open, open_with, serve_at};
+use outboard_tests::plain::{Plain, region};
+use outboard_vfio_user::client::{self as vfio_user, Map, Memory, Options, Sharing};
 use outboard_vfio_user::dma::Iova;
 use outboard_vfio_user::limits;
 use outboard_vfio_user::memory::Access;
@@ -18,11 +23,6 @@ use outboard_vfio_user::wire::{
     RegionWrites, Reply, SetIrqs, Version,
 };
 
-use crate::client::{
-    Client, connect, descriptors_named, eventfd, mapping, mappings_named, memory, open, open_with, raw,
-    serve_at, shrink, unmap,
-};
-use crate::conformance::{EINVAL, MANY_EVENTFDS, Plain};
 use crate::lost_memory::{in_a_process, mode};
 
 /// There is one place. Who takes it and says nothing, or stops in the middle of a message, loses it.
@@ -33,10 +33,10 @@ fn fault_79_a_silent_client_does_not_keep_others_out() {
     let begin = Instant::now();
     let mut silent: Vec<_> = [0, 1, 16, version.len() - 1].map(|length| (length, connect(&device))).into();
     for (length, (client, _)) in &mut silent {
-        client.send_bytes(&version[..*length], &[]);
+        client.send_bytes(&version[..*length], &[]).unwrap();
     }
     let (mut stopped, stalled) = open(&device);
-    stopped.send_bytes(&version[..20], &[]);
+    stopped.send_bytes(&version[..20], &[]).unwrap();
     for (length, (_client, served)) in silent {
         let error = served.outcome_within(limits::HANDSHAKE + Duration::from_secs(2)).unwrap_err();
         assert!(matches!(error, ServeError::Session(SessionError::Silent { .. })), "{length}: {error}");
@@ -50,16 +50,16 @@ fn fault_79_a_silent_client_does_not_keep_others_out() {
 #[test]
 fn fault_23_maps_end_in_enospc() {
     let (mut client, _served) = open(&Plain::new());
-    let file = memory("share", 0x2000);
+    let file = memory(0x2000);
     let map = |index: u64| mapping(index << 20, 0x1000, Access::Read, index % 2 * 0x1000);
     let mut maps = 0;
     let error = loop {
         match client.map(&map(maps), Some(file.as_fd())) {
             Ok(()) => maps += 1,
-            Err(errno) => break errno,
+            Err(refusal) => break refusal.errno(),
         }
     };
-    assert_eq!(error, nix::errno::Errno::ENOSPC as u32);
+    assert_eq!(error, Some(Errno::ENOSPC as u32));
     assert!((600..=limits::WATCHED_MAPPINGS as u64 / 2).contains(&maps), "{maps}");
     client.unmap(0, 0x1000).unwrap();
     client.map(&map(maps), Some(file.as_fd())).unwrap();
@@ -103,7 +103,7 @@ fn every_command<'a>(file: BorrowedFd<'a>, vector: BorrowedFd<'a>) -> Vec<(Vec<u
 /// Any cut of the stream gives the same replies, through the smallest sockets that the kernel gives.
 #[test]
 fn fault_1_messages_in_pieces_are_the_same_messages() {
-    let file = memory("pieces", 0x1000);
+    let file = memory(0x1000);
     let vector = eventfd();
     let messages = every_command(file.as_fd(), vector.as_fd());
     let run = |piece: usize, buffers: Option<usize>| {
@@ -112,14 +112,15 @@ fn fault_1_messages_in_pieces_are_the_same_messages() {
             shrink(ours.as_fd(), size);
             shrink(theirs.as_fd(), size);
         }
-        let (mut client, _served) = serve_at(theirs, &Plain::new(), ours);
+        let _served = serve_at(theirs, &Plain::new());
+        let mut client = Client::new(ours).unwrap();
         let mut replies = Vec::new();
         for (bytes, descriptors) in &messages {
             let mut descriptors = &descriptors[..];
             for piece in bytes.chunks(piece) {
-                client.send_bytes(piece, std::mem::take(&mut descriptors));
+                client.send_bytes(piece, std::mem::take(&mut descriptors)).unwrap();
             }
-            let reply = client.receive();
+            let reply = client.receive().unwrap();
             replies.push((reply.header, reply.body, reply.descriptors.len()));
         }
         replies
@@ -137,7 +138,7 @@ fn fault_15_eventfds_of_a_region_that_is_not_mapped() {
     let mut version = Version::proposal();
     version.capabilities.max_msg_fds = Some(32);
     let (mut client, _served) = open_with(&Plain::new(), &version);
-    let query = Query { argsz: 4096, index: MANY_EVENTFDS };
+    let query = Query { argsz: 4096, index: region::MANY_EVENTFDS };
     let info = client.call(&Command::GetRegionInfo(query), &[]).unwrap();
     assert_eq!((info.body[4], info.descriptors.len()), (3, 0), "to be read and written, not mapped");
     let reply = client.call(&Command::GetRegionIoFds(query), &[]).unwrap();
@@ -154,27 +155,28 @@ fn fault_15_eventfds_of_a_region_that_is_not_mapped() {
 fn fault_19_counts_beyond_32_bits_are_refused() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || {
-        let mut server = Client::over(theirs);
-        let version = server.receive();
-        server.send_bytes(&Reply::Version(Version::proposal().answer()).encode(version.header.id()), &[]);
-        let map = server.receive();
-        server.send_bytes(&Reply::Done(map.header.code()).encode(map.header.id()), &[]);
+        let mut server = Client::new(theirs).unwrap();
+        let version = server.receive().unwrap();
+        server
+            .send_bytes(&Reply::Version(Version::proposal().answer()).encode(version.header.id()), &[])
+            .unwrap();
+        let map = server.receive().unwrap();
+        server.send_bytes(&Reply::Done(map.header.code()).encode(map.header.id()), &[]).unwrap();
         for count in [(1_u64 << 32) + 1, 1 << 32, u64::MAX, (1 << 20) + 1] {
+            let refused = Some(Errno::EINVAL as u32);
             let mut body = [0x1000_u64.to_le_bytes(), count.to_le_bytes()].concat();
-            assert_eq!(server.call_raw(CommandCode::DMA_READ, &body, &[]).unwrap_err(), EINVAL, "{count:#x}");
+            let answer = server.call_raw(CommandCode::DMA_READ, &body, &[]);
+            assert_eq!(answer.unwrap_err().errno(), refused, "{count:#x}");
             body.push(1);
-            assert_eq!(
-                server.call_raw(CommandCode::DMA_WRITE, &body, &[]).unwrap_err(),
-                EINVAL,
-                "{count:#x}"
-            );
+            let answer = server.call_raw(CommandCode::DMA_WRITE, &body, &[]);
+            assert_eq!(answer.unwrap_err().errno(), refused, "{count:#x}");
         }
         let access = DmaAccess { address: 0x1000, count: 1 };
         assert_eq!(server.call(&Command::DmaRead(access), &[]).unwrap().body.len(), 17);
     });
     let options = Options { twin_socket: false, ..Options::default() };
-    let client = outboard_vfio_user::client::Client::new(ours, options).unwrap();
-    let file = memory("counts", 0x1000);
+    let client = vfio_user::Client::new(ours, options).unwrap();
+    let file = memory(0x1000);
     let part = Memory { file: file.as_fd(), offset: 0, length: 0x1000 };
     client.dma_map(Iova(0x1000), part, Access::ReadWrite, Sharing::Messages).unwrap();
     server.join().unwrap();
@@ -194,7 +196,7 @@ fn fault_22_maps_and_unmaps_cost_no_memory() {
         return assert!(in_a_process(TEST, "alone").success());
     }
     with_our_client(|client| {
-        let file = memory("cycles", 64 * 0x1000);
+        let file = memory(64 * 0x1000);
         let maps = maps(file.as_fd(), 64);
         let ranges: Vec<_> = maps.iter().map(|map| (map.iova, 0x1000)).collect();
         let cycle = || {
@@ -220,21 +222,21 @@ fn fault_24_maps_cost_no_descriptors() {
     }
     setrlimit(Resource::RLIMIT_NOFILE, 256, 256).unwrap();
     with_our_client(|client| {
-        let file = memory("slices", 4000 * 0x1000);
+        let file = memory(4000 * 0x1000);
         let results = client.dma_map_batch(&maps(file.as_fd(), 4000));
         assert_eq!(results.len(), 4000);
         results.into_iter().for_each(|result| result.unwrap());
-        assert_eq!(descriptors_named("slices"), 1);
+        assert_eq!(Process::this().descriptors(&file), 1);
         client.dma_unmap_all().unwrap();
-        assert_eq!(mappings_named("slices"), 0);
+        assert_eq!(Process::this().mappings(&file), 0);
     });
 }
 
-fn with_our_client(test: impl FnOnce(&outboard_vfio_user::client::Client)) {
+fn with_our_client(test: impl FnOnce(&vfio_user::Client)) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let device = Plain::new();
     let server = thread::spawn(move || serve(theirs, &*device, &Arc::default()));
-    let client = outboard_vfio_user::client::Client::new(ours, Options::default()).unwrap();
+    let client = vfio_user::Client::new(ours, Options::default()).unwrap();
     test(&client);
     drop(client);
     server.join().unwrap().unwrap();
@@ -249,4 +251,10 @@ fn maps(file: BorrowedFd<'_>, count: u64) -> Vec<Map<'_>> {
         sharing: Sharing::Descriptor,
     };
     (0..count).map(map).collect()
+}
+
+/// The smallest buffers that the kernel gives.
+fn shrink(socket: BorrowedFd<'_>, size: usize) {
+    setsockopt(&socket, sockopt::SndBuf, &size).unwrap();
+    setsockopt(&socket, sockopt::RcvBuf, &size).unwrap();
 }
