@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use outboard_vfio_user::limits;
 use outboard_vfio_user::listen::{ListenError, Source};
 
 use crate::disk::NamespaceSpec;
@@ -173,6 +174,16 @@ impl DriveOptions {
         let socket_path = socket_path.map(|path| directory.join(path));
         let namespaces = namespaces.into_iter().map(|namespace| namespace.inside(directory)).collect();
         Self { socket: Socket { socket_path, fd }, namespaces, ..self }
+    }
+
+    /// How many descriptors the drive and its client can make this process have, at most.
+    pub fn descriptors(&self) -> usize {
+        // Of interrupts: a vector for each queue, the pin with its mask, errors and requests. Of each namespace: the
+        // image, its ring, and what tells of completions, twice; of the drive: listener, doorbells, bell.
+        usize::from(self.queues)
+            .saturating_add(limits::SESSION_DESCRIPTORS)
+            .saturating_add(self.namespaces.len().saturating_mul(4))
+            .saturating_add(16)
     }
 
     /// Where clients come from.

@@ -85,14 +85,28 @@ fn print(text: &str) -> anyhow::Result<()> {
     stdout().write_all(text.as_bytes()).context("Nobody takes what was asked for")
 }
 
+/// The standard three, those of the control plane, and room for what libraries open for a moment.
+const OWN_DESCRIPTORS: usize = 32;
+
+/// Descriptors are the process's: if all clients took what they can make us have, there would still be some.
+fn raise_descriptors(need: usize) -> anyhow::Result<()> {
+    // The soft limit is for programs that use select(2).
+    let (_, limit) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, limit, limit)?;
+    let need = need as u64;
+    if need > limit {
+        bail!(
+            "The clients of these drives may need {need} open files, and this process may have {limit}; raise the \
+             limit (ulimit -Hn {need}, or LimitNOFILE={need} in a unit of systemd)"
+        );
+    }
+    Ok(())
+}
+
 /// Serves drives, each with what stands before the errors that are about it.
 fn run(drives: Vec<(String, DriveOptions)>) -> anyhow::Result<()> {
-    // A descriptor for each vector of a client, and more: the soft limit is for programs that use select(2).
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
+    let drives_need = drives.iter().map(|(_, options)| options.descriptors()).sum::<usize>();
+    raise_descriptors(drives_need.saturating_add(OWN_DESCRIPTORS))?;
     // A client that shrinks its memory under us loses its session, and nobody else anything.
     guard::install().map_err(|error| anyhow!("The SIGBUS handler cannot be installed: {error}"))?;
     // First all images, then all sockets: who can connect is served.

@@ -62,6 +62,12 @@ pub const WAITING_BYTES: usize = 4 << 20;
 /// The most descriptors of them: more are left in the socket, where they are the client's.
 pub const WAITING_DESCRIPTORS: usize = DESCRIPTORS;
 
+/// The most descriptors that a client can make us have, beside those of its interrupts: one short of
+/// [`WAITING_DESCRIPTORS`] in commands and in replies, and to each come those of one more; those of the command that
+/// is executed, and of the message that arrives; those of replies that the socket holds (a message each, of a buffer
+/// of some 200 KiB), which count for this user. And our own: socket, alarm, a spare.
+pub const SESSION_DESCRIPTORS: usize = 7 * DESCRIPTORS + 8;
+
 /// How long a session's thread looks at the socket before it sleeps: a wake-up across cores costs more than the
 /// work that it is for.
 pub const LOOK: Duration = Duration::from_micros(30);

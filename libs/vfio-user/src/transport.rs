@@ -286,6 +286,8 @@ pub struct Outbox {
     sent: usize,
     /// How many bytes wait.
     length: usize,
+    /// How many descriptors wait.
+    descriptors: usize,
 }
 
 impl Outbox {
@@ -297,6 +299,7 @@ impl Outbox {
     /// Puts a message, whole, behind those that wait; its descriptors are closed once they are sent.
     pub fn push(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) {
         self.length = self.length.saturating_add(message.len());
+        self.descriptors = self.descriptors.saturating_add(descriptors.len());
         self.messages.push_back((message, descriptors));
     }
 
@@ -310,6 +313,11 @@ impl Outbox {
         self.length
     }
 
+    /// How many descriptors wait.
+    pub fn descriptors(&self) -> usize {
+        self.descriptors
+    }
+
     /// Sends until all is gone or the socket is full. Each message is one sendmsg unless the socket cuts it.
     ///
     /// # Errors
@@ -320,6 +328,7 @@ impl Outbox {
             let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
             let Some(length) = socket.send(rest, &borrowed)? else { return Ok(Sent::WouldBlock) };
             drop(borrowed);
+            self.descriptors = self.descriptors.saturating_sub(descriptors.len());
             descriptors.clear();
             self.sent = self.sent.saturating_add(length);
             self.length = self.length.saturating_sub(length);

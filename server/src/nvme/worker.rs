@@ -265,7 +265,9 @@ impl Drive {
             // What was written is looked at first.
         } else if unarmed || self.controller.prepare_sleep(&mut self.machine) {
             self.machine.release();
-            self.wait(nap);
+            // Interrupts that wait for more completions.
+            let due = self.controller.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+            self.wait(nap.into_iter().chain(due).min());
         }
         self.bell.asleep.store(false, Ordering::Relaxed);
     }

@@ -197,3 +197,42 @@ fn nobody_waits_for_whoever_stopped_reading_what_we_print() {
     server.process.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     assert!(log.contains("those before them were not read yet"), "{log}");
 }
+
+/// What one client can take is never what the next one needs: the limit is looked at before anybody is served.
+#[test]
+fn a_limit_of_descriptors_that_clients_could_reach_is_refused() {
+    let site = Site::new(4, "");
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -n 4096 && exec \"$0\" serve --config \"$1\"", PROGRAM, &site.config])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("may have 4096; raise the limit") && text.lines().count() == 1, "{text}");
+}
+
+/// Its descriptors, of a client that asks for the doorbells' again and again, and takes no answer.
+#[test]
+fn a_client_that_takes_no_replies_costs_a_bounded_number_of_descriptors() {
+    let site = Site::new(2, "");
+    let server = site.start();
+    let other = server.connect("b");
+    let fds = || fs::read_dir(format!("/proc/{}/fd", server.process.id())).unwrap().count();
+    let before = fds();
+    let mut stream = UnixStream::connect(site.path("a.sock")).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    // VERSION 0.1 without capabilities; then GET_REGION_INFO of BAR 0 (vfio-user, 5.2 and 5.7), with room for all.
+    let mut message = [&[1, 0, 1, 0, 20, 0, 0, 0], &[0; 8][..], &[0, 0, 1, 0]].concat();
+    stream.write_all(&message).unwrap();
+    message = [&[2, 0, 5, 0, 48, 0, 0, 0], &[0; 8][..], &[128, 0, 0, 0], &[0; 28][..]].concat();
+    let mut sent = 0;
+    while sent < 100_000 && stream.write_all(&message).is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 100_000, "the server reads on while the answers wait");
+    let held = fds() - before;
+    assert!(held > 200 && held <= outboard_vfio_user::limits::SESSION_DESCRIPTORS, "{held} after {sent}");
+    assert!(other.device_info().is_ok());
+    drop(stream);
+    eventually("descriptors as before", || fds() <= before);
+}

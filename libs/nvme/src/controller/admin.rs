@@ -1,17 +1,17 @@
 //! Admin commands (Base Specification 1.4, section 5).
 
-use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::command::AdminCommand;
-use super::completion::Origin;
+use super::completion::{Failure, Origin};
 use super::data::DataPointer;
-use super::events;
+use super::features::Data;
 use super::io::Progress;
+use super::limits::PAGE_SIZE;
 use super::slots::{Owner, Work};
 use super::{Controller, Disk, Host, identify};
 use crate::spec::{
-    AdminOpcode, AsyncEventType, Cns, CommandEffects, CommandsSupportedLog, FeatureId, FeatureSelect,
+    AdminOpcode, AsyncEventType, Cns, CommandEffects, CommandsSupportedLog, CriticalWarning, FeatureId,
     FirmwareSlotInfo, FirmwareSlotLog, IDENTIFY_SIZE, LogPageId, NSID_ALL, NvmOpcode, Status,
     SubmissionEntry,
 };
@@ -28,7 +28,13 @@ pub(super) enum Answer {
     Parked,
 }
 
-const DONE: Result<Answer, Status> = Ok(Answer::Done(0));
+const DONE: Result<Answer, Failure> = Ok(Answer::Done(0));
+
+// Where parameters lie in the command, for the error log.
+const NSID: u8 = 4;
+const PRP1: u8 = 24;
+const PRP2: u8 = 32;
+const DWORD10: u8 = 40;
 
 /// The Abort command could not abort: bit 0 of its dword 0 (5.1.1).
 const NOT_ABORTED: u32 = 1;
@@ -40,7 +46,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         host: &mut H,
         origin: Origin,
         entry: &SubmissionEntry,
-    ) -> Result<Answer, Status> {
+    ) -> Result<Answer, Failure> {
         match AdminCommand::parse(entry)? {
             AdminCommand::Identify { cns, nsid, command_set, data } => {
                 self.identify(host, cns, nsid, command_set, data)
@@ -48,14 +54,14 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             AdminCommand::CreateCompletionQueue(new) => {
                 // IOCQES must have been set (3.1.5).
                 if self.control.configuration.completion_entry() != 4 {
-                    return Err(Status::INVALID_QUEUE_SIZE);
+                    return Err(Status::INVALID_QUEUE_SIZE.into());
                 }
                 self.queues.create_completion(host, &new)?;
                 DONE
             }
             AdminCommand::CreateSubmissionQueue(new) => {
                 if self.control.configuration.submission_entry() != 6 {
-                    return Err(Status::INVALID_QUEUE_SIZE);
+                    return Err(Status::INVALID_QUEUE_SIZE.into());
                 }
                 self.queues.create_submission(host, &new)?;
                 DONE
@@ -79,31 +85,34 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 Ok(Answer::Done(if aborted { 0 } else { NOT_ABORTED }))
             }
             AdminCommand::SetFeatures { feature, save, nsid, value, data } => {
-                if save {
-                    return Err(Status::FEATURE_NOT_SAVEABLE);
+                let bytes = self.features.check_set(feature, save, nsid, value)?;
+                let mut content = Data::default();
+                if let Some(content) = content.get_mut(..bytes).filter(|content| !content.is_empty()) {
+                    self.disks.receive(host, data, content)?;
                 }
-                if nsid != Nsid(0) && nsid != NSID_ALL {
-                    return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
-                }
-                self.set_features(host, origin, feature, value, data)
+                self.set_features(host, origin, feature, nsid, value, &content)
             }
-            AdminCommand::GetFeatures { feature, select, which, data } => {
-                if feature == FeatureId::TIMESTAMP && select == FeatureSelect::CURRENT {
-                    let timestamp = self.timestamp.get();
-                    self.disks.send(host, data, timestamp.as_bytes())?;
-                    return DONE;
+            AdminCommand::GetFeatures { feature, select, nsid, which, data } => {
+                let value = self.features.get(feature, select, nsid, self.disks.geometry(nsid), which)?;
+                if !value.data.is_empty() {
+                    self.disks.send(host, data, &value.data)?;
                 }
-                Ok(Answer::Done(self.features.get(feature, select, which)?))
+                Ok(Answer::Done(value.result))
             }
             AdminCommand::AsyncEventRequest => {
                 self.health.events.park(origin.command)?;
                 Ok(Answer::Parked)
             }
             AdminCommand::DoorbellBufferConfig { doorbells, events } if self.options.shadow_doorbells => {
+                for (page, at) in [(doorbells, PRP1), (events, PRP2)] {
+                    if !page.0.is_multiple_of(PAGE_SIZE as u64) {
+                        return Err(Failure::at(Status::INVALID_FIELD, at, 0));
+                    }
+                }
                 self.queues.share_doorbells(host, &mut self.health, doorbells, events);
                 DONE
             }
-            AdminCommand::DoorbellBufferConfig { .. } => Err(Status::INVALID_OPCODE),
+            AdminCommand::DoorbellBufferConfig { .. } => Err(Status::INVALID_OPCODE.into()),
         }
     }
 
@@ -114,10 +123,11 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         nsid: Nsid,
         command_set: u8,
         data: DataPointer,
-    ) -> Result<Answer, Status> {
+    ) -> Result<Answer, Failure> {
         let geometry = self.disks.geometry(nsid).copied();
         match cns {
-            Cns::NAMESPACE => {
+            // All namespaces are active: none is only allocated.
+            Cns::NAMESPACE | Cns::ALLOCATED_NAMESPACE => {
                 let geometry = geometry.ok_or(Status::INVALID_NAMESPACE)?;
                 self.disks.send(host, data, identify::namespace(&geometry).as_bytes())?;
             }
@@ -127,12 +137,12 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 let identity = identify::controller(&self.options, &geometries);
                 self.disks.send(host, data, identity.as_bytes())?;
             }
-            Cns::ACTIVE_NAMESPACES => {
+            Cns::ACTIVE_NAMESPACES | Cns::ALLOCATED_NAMESPACES => {
                 // There is none above these (5.15.2.3).
                 if nsid.0 >= 0xffff_fffe {
-                    return Err(Status::INVALID_NAMESPACE);
+                    return Err(Status::INVALID_NAMESPACE.into());
                 }
-                let list = identify::active_namespaces(nsid, self.disks.namespaces.len());
+                let list = identify::namespaces(nsid, self.disks.namespaces.len());
                 self.disks.send(host, data, &list)?;
             }
             Cns::NAMESPACE_ID_DESCRIPTORS => {
@@ -144,7 +154,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             Cns::COMMAND_SET_CONTROLLER if command_set == 0 => {
                 self.disks.send(host, data, &[0; IDENTIFY_SIZE])?;
             }
-            _ => return Err(Status::INVALID_FIELD),
+            _ => return Err(Failure::at(Status::INVALID_FIELD, DWORD10, 0)),
         }
         DONE
     }
@@ -154,39 +164,26 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         host: &mut H,
         origin: Origin,
         feature: FeatureId,
+        nsid: Nsid,
         value: u32,
-        data: DataPointer,
-    ) -> Result<Answer, Status> {
-        match feature {
-            FeatureId::TIMESTAMP => {
-                let mut timestamp = U64::ZERO;
-                self.disks.receive(host, data, timestamp.as_mut_bytes())?;
-                self.timestamp.set(timestamp);
-                DONE
-            }
-            // Only before the queues are made (5.21.1.7).
-            FeatureId::NUMBER_OF_QUEUES if self.queues.has_io_queues() => Err(Status::COMMAND_SEQUENCE_ERROR),
-            FeatureId::VOLATILE_WRITE_CACHE => {
-                let before = self.features.write_cache();
-                self.features.set(feature, value)?;
-                if before && !self.features.write_cache() {
-                    // Nothing may be left in a cache that is off.
-                    let owner = Owner::Command { origin, work: Work::CacheOff };
-                    return match self.disks.flush_all(host, owner)? {
-                        Progress::Done => DONE,
-                        Progress::Pending => Ok(Answer::Pending),
-                    };
-                }
-                DONE
-            }
-            _ => {
-                let result = self.features.set(feature, value)?;
-                if self.features.reports_temperature() {
-                    self.health.events.raise(events::TEMPERATURE);
-                }
-                Ok(Answer::Done(result))
+        data: &Data,
+    ) -> Result<Answer, Failure> {
+        // Only before the queues are made (5.21.1.7).
+        if feature == FeatureId::NUMBER_OF_QUEUES && self.queues.has_io_queues() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+        }
+        let cached = self.features.write_cache();
+        let result = self.features.set(feature, nsid, value, data)?;
+        let asked = self.features.async_events().critical_warnings();
+        self.health.events.watch(CriticalWarning::from_bits(self.features.warnings().bits() & asked));
+        if cached && !self.features.write_cache() {
+            // Nothing may be left in a cache that is off.
+            let owner = Owner::Command { origin, work: Work::CacheOff };
+            if self.disks.flush_all(host, owner)? == Progress::Pending {
+                return Ok(Answer::Pending);
             }
         }
+        Ok(Answer::Done(result))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of the command")]
@@ -199,16 +196,15 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         bytes: u64,
         retain: bool,
         data: DataPointer,
-    ) -> Result<Answer, Status> {
+    ) -> Result<Answer, Failure> {
         let (content, event) = match page {
             LogPageId::ERROR_INFORMATION => (self.health.error_log(), Some(AsyncEventType::ERROR)),
             LogPageId::SMART => {
                 // Not per namespace (LPA bit 0).
                 if nsid != Nsid(0) && nsid != NSID_ALL {
-                    return Err(Status::INVALID_FIELD);
+                    return Err(Failure::at(Status::INVALID_FIELD, NSID, 0));
                 }
-                let warning = self.features.is_too_warm_or_cold();
-                let log = self.health.smart_log(warning, self.registers.power_cycles());
+                let log = self.health.smart_log(self.features.warnings(), self.registers.power_cycles());
                 (log.as_bytes().to_vec(), Some(AsyncEventType::SMART))
             }
             LogPageId::FIRMWARE_SLOT => {
@@ -219,14 +215,18 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 (log.as_bytes().to_vec(), None)
             }
             LogPageId::COMMANDS_SUPPORTED => (self.commands_supported().as_bytes().to_vec(), None),
-            _ => return Err(Status::INVALID_LOG_PAGE),
+            _ => return Err(Status::INVALID_LOG_PAGE.into()),
         };
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
-        if wanted > self.disks.max_transfer || !offset.is_multiple_of(4) {
-            return Err(Status::INVALID_FIELD);
+        if wanted > self.disks.max_transfer {
+            return Err(Failure::at(Status::INVALID_FIELD, DWORD10 + 2, 0));
+        }
+        let beyond = Failure::at(Status::INVALID_FIELD, DWORD10 + 8, 0);
+        if !offset.is_multiple_of(4) {
+            return Err(beyond);
         }
         let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        let mut answer = content.get(from..).ok_or(Status::INVALID_FIELD)?.to_vec();
+        let mut answer = content.get(from..).ok_or(beyond)?.to_vec();
         // What lies beyond the page is not defined (5.14): zeroes.
         answer.resize(wanted, 0);
         self.disks.send(host, data, &answer)?;

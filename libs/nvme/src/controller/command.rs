@@ -1,8 +1,8 @@
 //! Submission entries become typed commands, checked as far as they can be without the state of the controller.
 
+use super::completion::Failure;
 use super::data::DataPointer;
 use super::disk::{Geometry, LbaRange};
-use super::limits::PAGE_SIZE;
 use super::queues::{NewCompletionQueue, NewSubmissionQueue};
 use crate::spec::{
     Abort, AdminOpcode, Cns, CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DataPointerType,
@@ -151,6 +151,9 @@ fn transfer(
     Ok((range_of(entry, dword12, geometry)?, bytes))
 }
 
+/// Where FUSE and PSDT lie in the command.
+const FLAGS: u8 = 1;
+
 /// A command of the admin command set (section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdminCommand {
@@ -187,6 +190,7 @@ pub(super) enum AdminCommand {
     GetFeatures {
         feature: FeatureId,
         select: FeatureSelect,
+        nsid: Nsid,
         /// Dword 11: which of several values.
         which: u32,
         data: DataPointer,
@@ -199,11 +203,11 @@ pub(super) enum AdminCommand {
 }
 
 impl AdminCommand {
-    pub(super) fn parse(entry: &SubmissionEntry) -> Result<Self, Status> {
-        check_fused(entry)?;
+    pub(super) fn parse(entry: &SubmissionEntry) -> Result<Self, Failure> {
+        check_fused(entry).map_err(|status| Failure::at(status, FLAGS, 0))?;
         // Over PCIe admin commands use no SGLs (4.4).
         if entry.flags.data_pointer() != DataPointerType::PRP {
-            return Err(Status::INVALID_FIELD);
+            return Err(Failure::at(Status::INVALID_FIELD, FLAGS, 6));
         }
         let nsid = Nsid(entry.nsid.get());
         let data = DataPointer::prp(entry);
@@ -270,19 +274,16 @@ impl AdminCommand {
                 Ok(Self::GetFeatures {
                     feature: FeatureId(get.feature()),
                     select: FeatureSelect(get.select()),
+                    nsid,
                     which: dword11,
                     data,
                 })
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => Ok(Self::AsyncEventRequest),
             AdminOpcode::DOORBELL_BUFFER_CONFIG => {
-                let events = Iova(entry.prp2.get());
-                if [base, events].iter().any(|page| !page.0.is_multiple_of(PAGE_SIZE as u64)) {
-                    return Err(Status::INVALID_FIELD);
-                }
-                Ok(Self::DoorbellBufferConfig { doorbells: base, events })
+                Ok(Self::DoorbellBufferConfig { doorbells: base, events: Iova(entry.prp2.get()) })
             }
-            _ => Err(Status::INVALID_OPCODE),
+            _ => Err(Status::INVALID_OPCODE.into()),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::health::Health;
 use super::queue::SubmissionState;
 use super::queues::Queues;
 use super::{DiskError, DmaError, Host};
-use crate::spec::{CompletionEntry, Status, StatusField};
+use crate::spec::{CompletionEntry, ParameterErrorLocation, Status, StatusField};
 use crate::{Lba, Nsid, QueueId};
 
 /// Where a command came from and what it was about.
@@ -28,6 +28,53 @@ impl From<DiskError> for Status {
             DiskError::Capacity => Self::CAPACITY_EXCEEDED,
             DiskError::Internal => Self::INTERNAL_ERROR,
         }
+    }
+}
+
+/// Why a command failed, and which of its parameters was wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) status: Status,
+    pub(super) location: ParameterErrorLocation,
+}
+
+/// The error lies in no parameter.
+const NOWHERE: ParameterErrorLocation = ParameterErrorLocation::from_bits(0xffff);
+
+impl Failure {
+    /// The parameter begins at this byte and bit of the submission entry.
+    pub(super) const fn at(status: Status, byte: u8, bit: u8) -> Self {
+        Self { status, location: ParameterErrorLocation::from_bits(0).with_byte(byte).with_bit(bit) }
+    }
+}
+
+/// A status that is always about the same parameter tells where it lies.
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        let (byte, bit) = match status {
+            Status::INVALID_OPCODE => (0, 0),
+            Status::INVALID_NAMESPACE | Status::FEATURE_NOT_NAMESPACE_SPECIFIC | Status::WRITE_PROTECTED => {
+                (4, 0)
+            }
+            Status::INVALID_PRP_OFFSET
+            | Status::DATA_TRANSFER_ERROR
+            | Status::INVALID_SGL_SEGMENT
+            | Status::INVALID_SGL_COUNT
+            | Status::INVALID_SGL_LENGTH
+            | Status::INVALID_SGL_TYPE
+            | Status::INVALID_SGL_OFFSET => (24, 0),
+            Status::LBA_OUT_OF_RANGE
+            | Status::INVALID_QUEUE_ID
+            | Status::INVALID_QUEUE_DELETION
+            | Status::INVALID_LOG_PAGE
+            | Status::FEATURE_NOT_CHANGEABLE
+            | Status::INVALID_FORMAT => (40, 0),
+            Status::INVALID_QUEUE_SIZE => (42, 0),
+            Status::FEATURE_NOT_SAVEABLE => (43, 7),
+            Status::INVALID_COMPLETION_QUEUE | Status::INVALID_INTERRUPT_VECTOR => (46, 0),
+            _ => return Self { status, location: NOWHERE },
+        };
+        Self::at(status, byte, bit)
     }
 }
 
@@ -55,15 +102,12 @@ impl Queues {
         host: &mut H,
         health: &mut Health,
         origin: Origin,
-        result: Result<u32, Status>,
+        result: Result<u32, impl Into<Failure>>,
     ) -> Result<(), DmaError> {
         let (result, status) = match result {
             Ok(result) => (result, StatusField::default()),
-            Err(status) => (0, StatusField::new(status).with_do_not_retry(is_final(status)).with_more(true)),
+            Err(failure) => (0, report(health, origin, failure.into())),
         };
-        if !status.status().is_success() {
-            report(health, origin, status);
-        }
         let Some(submission) = self.submission_mut(origin.queue) else { return Ok(()) };
         let entry = CompletionEntry {
             result: result.into(),
@@ -86,7 +130,7 @@ impl Queues {
         if let Some(command) = deletion {
             self.remove_submission(host, origin.queue);
             let deleter = Origin { queue: QueueId(0), command, nsid: Nsid(0), lba: Lba(0) };
-            return self.complete(host, health, deleter, Ok(0));
+            return self.complete(host, health, deleter, Ok::<_, Failure>(0));
         }
         Ok(())
     }
@@ -95,8 +139,8 @@ impl Queues {
 /// Tells of a failed command. What a host can cause at will is logged below the level that is shown by
 /// default, and the medium's own failures at most once a second.
 #[cold]
-fn report(health: &mut Health, origin: Origin, status: StatusField) {
-    let code = status.status();
+fn report(health: &mut Health, origin: Origin, failure: Failure) -> StatusField {
+    let code = failure.status;
     let medium = matches!(
         code,
         Status::INTERNAL_ERROR
@@ -110,5 +154,8 @@ fn report(health: &mut Health, origin: Origin, status: StatusField) {
     } else {
         tracing::debug!(?origin, status = ?code, "A command failed");
     }
-    health.record_error(origin, status);
+    // The error log tells more.
+    let status = StatusField::new(code).with_do_not_retry(is_final(code)).with_more(true);
+    health.record_error(origin, status, failure.location);
+    status
 }

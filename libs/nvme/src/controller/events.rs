@@ -1,7 +1,7 @@
 //! Asynchronous events and the requests that wait for them (Base Specification 1.4, section 5.2).
 
 use super::limits::{MAX_PARKED_EVENTS, MAX_PENDING_EVENTS};
-use crate::spec::{AsyncEvent, AsyncEventType, LogPageId, Status};
+use crate::spec::{AsyncEvent, AsyncEventType, CriticalWarning, LogPageId, Status};
 
 /// A write to the doorbell of a queue that does not exist (figure 147).
 pub(super) const INVALID_DOORBELL_REGISTER: AsyncEvent =
@@ -22,6 +22,8 @@ pub(super) struct Events {
     pending: Vec<AsyncEvent>,
     /// Types that were reported, a bit each: silent until the host reads their log page.
     masked: u32,
+    /// The critical warnings that hold and that the host wants to hear of.
+    warnings: CriticalWarning,
 }
 
 const fn bit(kind: AsyncEventType) -> u32 {
@@ -52,6 +54,15 @@ impl Events {
         if self.pending.len() < MAX_PENDING_EVENTS && !self.pending.contains(&event) {
             self.pending.push(event);
         }
+    }
+
+    /// The critical warnings that hold and that the host wants to hear of: an event when there is a new one
+    /// (5.21.1.11).
+    pub(super) fn watch(&mut self, warnings: CriticalWarning) {
+        if warnings.temperature() && !self.warnings.temperature() {
+            self.raise(TEMPERATURE);
+        }
+        self.warnings = warnings;
     }
 
     /// Whether [`Events::next`] has something to complete.

@@ -5,13 +5,13 @@ use zerocopy::IntoBytes;
 use super::Options;
 use super::disk::Geometry;
 use super::health::{CRITICAL_TEMPERATURE, WARNING_TEMPERATURE};
-use super::limits::{ERROR_LOG_ENTRIES, MAX_PARKED_EVENTS};
+use super::limits::{BATCH, ERROR_LOG_ENTRIES, MAX_PARKED_EVENTS};
 use crate::Nsid;
 use crate::spec::{
-    ControllerType, DeallocateFeatures, FirmwareUpdates, IDENTIFY_SIZE, IdentifyController,
-    IdentifyNamespace, LbaFormat, LogPageAttributes, NamespaceIdDescriptor, NamespaceIdType,
-    OptionalAdminCommands, OptionalNvmCommands, PowerStateDescriptor, QueueEntrySizes, SglSupport, Version,
-    VolatileWriteCacheSupport,
+    ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, IDENTIFY_SIZE,
+    IdentifyController, IdentifyNamespace, LbaFormat, LogPageAttributes, NamespaceIdDescriptor,
+    NamespaceIdType, OptionalAdminCommands, OptionalNvmCommands, PowerStateDescriptor, QueueEntrySizes,
+    SglSupport, Version, VolatileWriteCacheSupport,
 };
 
 /// NIDL of a UUID.
@@ -39,6 +39,9 @@ pub(super) fn controller(options: &Options, geometries: &[Geometry]) -> Identify
     data.max_transfer = options.max_transfer_shift;
     data.version = Version::V1_4;
     data.controller_type = ControllerType::IO.0;
+    // What a poll takes from a queue.
+    data.arbitration_burst = BATCH.ilog2().try_into().unwrap_or(0);
+    data.attributes = ControllerAttributes::default().with_host_id_128(true);
     data.admin_commands = OptionalAdminCommands::default().with_doorbell_buffer(options.shadow_doorbells);
     data.abort_limit = 3;
     data.async_event_limit = MAX_PARKED_EVENTS - 1;
@@ -94,8 +97,8 @@ pub(super) fn namespace(geometry: &Geometry) -> IdentifyNamespace {
     data
 }
 
-/// Active namespaces above `above`, which count from 1 to `count` (CNS 02h).
-pub(super) fn active_namespaces(above: Nsid, count: usize) -> [u8; IDENTIFY_SIZE] {
+/// Namespaces above `above`, which count from 1 to `count` (CNS 02h, 10h).
+pub(super) fn namespaces(above: Nsid, count: usize) -> [u8; IDENTIFY_SIZE] {
     let mut data = [0; IDENTIFY_SIZE];
     let last = u32::try_from(count).unwrap_or(u32::MAX);
     let active = above.0.saturating_add(1)..=last;

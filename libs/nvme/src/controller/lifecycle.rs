@@ -2,7 +2,6 @@
 
 use super::io::Progress;
 use super::slots::Owner;
-use super::timestamp::Timestamp;
 use super::{Controller, Disk, DmaError, Host};
 use crate::spec::{Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus};
 
@@ -123,10 +122,14 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
     /// CC.EN was cleared, or something outside resets the controller.
     fn begin_reset(&mut self, host: &mut H) {
         self.health.counters.resets.add(1);
+        let power_cycles = self.registers.power_cycles();
+        let cut = std::mem::replace(&mut self.power_cycles, power_cycles) != power_cycles;
+        if cut && !matches!(self.state, State::Disabled | State::Resetting | State::ShutDown { .. }) {
+            self.health.record_unsafe_shutdown();
+        }
         self.queues.clear(host);
         self.health.events.reset();
         self.features.reset();
-        self.timestamp = Timestamp::new();
         self.state = State::Resetting;
     }
 

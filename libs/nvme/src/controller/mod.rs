@@ -57,6 +57,7 @@ mod tests;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Instant;
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -66,7 +67,7 @@ pub use host::{Direction, DmaError, Host, Segment};
 pub use options::{InvalidOptions, Options};
 pub use registers::{Effect, Registers, doorbell_write};
 
-use crate::spec::SubmissionEntry;
+use crate::spec::{Status, SubmissionEntry};
 use crate::{Lba, Nsid, QueueId};
 use admin::Answer;
 use completion::Origin;
@@ -78,7 +79,6 @@ use limits::BATCH;
 use queues::{Patience, Queues};
 use registers::Control;
 use slots::Owner;
-use timestamp::Timestamp;
 
 const ADMIN: QueueId = QueueId(0);
 
@@ -88,13 +88,14 @@ pub struct Controller<H: Host, D: Disk<H>> {
     registers: Arc<Registers>,
     /// CC as it was last acted upon.
     control: Control,
+    /// How often the power had come then.
+    power_cycles: u32,
     state: State,
     /// A command of this life was confirmed by the host: its memory is what it seems.
     memory_confirmed: bool,
     queues: Queues,
     disks: Disks<D>,
     features: Features,
-    timestamp: Timestamp,
     health: Health,
     batch: Box<[SubmissionEntry; BATCH]>,
     /// Which I/O queue is served first in the next poll.
@@ -111,16 +112,17 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         options.check(disks.len())?;
         let registers = Arc::new(Registers::new(options.capabilities()));
         let disks = Disks::new(disks, options.max_transfer());
-        let features = Features::new(options.feature_limits(disks.has_volatile_cache()));
+        let limits = options.feature_limits(disks.has_volatile_cache(), disks.namespaces.len());
+        let features = Features::new(limits);
         Ok(Self {
             control: registers.control(),
+            power_cycles: registers.power_cycles(),
             registers,
             state: State::Disabled,
             memory_confirmed: false,
             queues: Queues::new(options.queue_limits()),
             disks,
             features,
-            timestamp: Timestamp::new(),
             health: Health::new(),
             batch: Box::new([SubmissionEntry::new_zeroed(); BATCH]),
             turn: 0,
@@ -165,7 +167,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         self.disks.commit(host);
         progress |= self.reap(host);
         if self.state.posts() {
-            self.queues.signal(host, &mut self.health, self.registers.interrupt_mask(), Patience::Polls);
+            self.signal(host, Patience::Polls);
             if !progress && self.state == State::Ready {
                 self.queues.find_stray_doorbell(host, &mut self.health);
             }
@@ -173,12 +175,27 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         progress
     }
 
-    /// Makes ready for a sleep that ends when a register or a doorbell is written or a disk has something to
-    /// report: raises the interrupts that were withheld, asks through shadow doorbells to be rung, looks
-    /// again. False when there is something to do: then poll on.
+    /// Raises the interrupts that are due.
+    fn signal(&mut self, host: &mut H, patience: Patience) {
+        let mask = self.registers.interrupt_mask();
+        self.queues.signal(host, &mut self.health, mask, patience, self.features.coalescing());
+    }
+
+    /// When the controller has to be polled again at the latest, whatever else happens: then interrupts are due
+    /// that the host wants coalesced.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.queues.deadline()
+    }
+
+    /// Makes ready for a sleep that ends at [`Controller::deadline`], or before, when a register or a doorbell is
+    /// written or a disk has something to report: raises the interrupts that were withheld, asks through shadow
+    /// doorbells to be rung, looks again. False when there is something to do: then poll on.
     pub fn prepare_sleep(&mut self, host: &mut H) -> bool {
         if self.state.posts() {
-            self.queues.signal(host, &mut self.health, self.registers.interrupt_mask(), Patience::None);
+            self.signal(host, Patience::None);
+        }
+        if self.in_flight() == 0 {
+            self.health.rest();
         }
         let quiet = match self.state {
             State::Ready => self.queues.arm(host) && !self.has_work(host),
@@ -218,12 +235,14 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
     /// Takes a batch of commands from an I/O queue and starts them.
     fn serve_io(&mut self, host: &mut H, id: QueueId) -> bool {
         let Self { queues, disks, features, health, batch, .. } = self;
-        let most = u32::try_from(disks.slots.available().min(BATCH)).unwrap_or(0);
+        let batch_size = features.burst().map_or(BATCH, |burst| burst.min(BATCH));
+        let most = u32::try_from(disks.slots.available().min(batch_size)).unwrap_or(0);
         let takeable = queues.takeable(host, health, id, most);
         let Some((at, count)) = queues.submission(id).map(|queue| queue.run(takeable)) else { return false };
         if count == 0 {
             return false;
         }
+        health.work();
         let batch = batch.get_mut(..count as usize).unwrap_or_default();
         let write_cache = features.write_cache();
         let mut outcome = host.read(at, batch.as_mut_bytes());
@@ -289,7 +308,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                     continue;
                 }
                 Ok(Answer::Done(result)) => Ok(result),
-                Err(status) => Err(status),
+                Err(failure) => Err(failure),
             };
             self.health.counters.admin.add(1);
             if let Err(error) = self.queues.complete(host, &mut self.health, origin, result) {
@@ -332,7 +351,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 if origin.queue == ADMIN {
                     health.counters.admin.add(1);
                 }
-                let result = result.map(|()| 0).map_err(Into::into);
+                let result = result.map(|()| 0).map_err(Status::from);
                 outcome = queues.complete(host, health, origin, result);
             }
             Owner::Command { .. } => {}

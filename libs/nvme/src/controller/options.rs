@@ -118,7 +118,7 @@ impl Options {
         QueueLimits { pairs: self.queue_pairs, entries: self.queue_entries, vectors: self.vectors }
     }
 
-    pub(super) fn feature_limits(&self, cache: bool) -> FeatureLimits {
-        FeatureLimits { pairs: self.queue_pairs, vectors: self.vectors, cache }
+    pub(super) fn feature_limits(&self, cache: bool, namespaces: usize) -> FeatureLimits {
+        FeatureLimits { pairs: self.queue_pairs, vectors: self.vectors, cache, namespaces }
     }
 }

@@ -1,6 +1,9 @@
 //! A submission queue and a completion queue: ring arithmetic without memory accesses (Base Specification 1.4,
 //! section 4.1).
 
+use std::time::Instant;
+
+use super::features::Coalescing;
 use crate::{Iova, QueueId};
 
 #[cfg(test)]
@@ -141,6 +144,10 @@ pub(super) struct CompletionQueue {
     /// The vector, when interrupts are enabled.
     pub(super) vector: Option<u16>,
     pub(super) signal: Signal,
+    /// Completions added since the last interrupt.
+    pub(super) gathered: u32,
+    /// Since when an interrupt waits for more completions.
+    pub(super) gathering: Option<Instant>,
     /// Submission queues that complete here.
     pub(super) users: u32,
     /// The event index that was last stored, with shadow doorbells.
@@ -161,6 +168,8 @@ impl CompletionQueue {
         Self {
             vector,
             signal: Signal::Quiet,
+            gathered: 0,
+            gathering: None,
             users: 0,
             armed: None,
             base,
@@ -186,6 +195,10 @@ impl CompletionQueue {
         self.head = value;
         if self.signal != Signal::Quiet {
             self.signal = if self.used() == 0 { Signal::Quiet } else { Signal::Due };
+            if self.signal == Signal::Quiet {
+                self.gathered = 0;
+                self.gathering = None;
+            }
         }
         Ok(true)
     }
@@ -221,6 +234,7 @@ impl CompletionQueue {
         self.reserved = self.reserved.saturating_sub(1);
         self.tail = next(self.tail, self.entries);
         self.phase ^= self.tail == 0;
+        self.gathered = self.gathered.saturating_add(1);
         self.signal = match self.signal {
             Signal::Quiet | Signal::Due => Signal::Due,
             Signal::Sent => Signal::Withheld { polls: 0 },
@@ -232,5 +246,22 @@ impl CompletionQueue {
     /// The head, as the host said.
     pub(super) fn head(&self) -> u32 {
         self.head
+    }
+
+    /// An interrupt is due, but completions are gathered first: until when it may wait, if it may.
+    pub(super) fn gather(&mut self, coalescing: &Coalescing<'_>) -> Option<Instant> {
+        if self.gathered >= coalescing.completions {
+            return None;
+        }
+        let now = Instant::now();
+        let deadline = self.gathering.get_or_insert(now).checked_add(coalescing.time)?;
+        (now < deadline).then_some(deadline)
+    }
+
+    /// An interrupt tells of all completions.
+    pub(super) fn announce(&mut self) {
+        self.signal = Signal::Sent;
+        self.gathered = 0;
+        self.gathering = None;
     }
 }

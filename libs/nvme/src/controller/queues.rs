@@ -1,8 +1,11 @@
 //! The queues that exist, how they come and go, and whom they interrupt.
 
+use std::time::Instant;
+
 use super::Host;
+use super::completion::Failure;
 use super::doorbells::Doorbells;
-use super::events::{INVALID_DOORBELL_REGISTER, INVALID_DOORBELL_VALUE};
+use super::features::Coalescing;
 use super::health::Health;
 use super::limits::WITHHOLD_POLLS;
 use super::queue::{CompletionQueue, InvalidDoorbell, Signal, SubmissionQueue, SubmissionState};
@@ -55,6 +58,8 @@ pub(super) struct Queues {
     line: bool,
     /// The next doorbell to look at for a queue that does not exist.
     scan: usize,
+    /// When an interrupt that waits for more completions is due all the same.
+    deadline: Option<Instant>,
 }
 
 const ADMIN: QueueId = QueueId(0);
@@ -71,6 +76,7 @@ impl Queues {
             interrupting: Vec::with_capacity(count),
             line: false,
             scan: 0,
+            deadline: None,
         }
     }
 
@@ -90,6 +96,7 @@ impl Queues {
         self.completion.fill_with(|| None);
         self.io.clear();
         self.interrupting.clear();
+        self.deadline = None;
         for index in 0..self.doorbell_count() {
             host.set_doorbell(index, 0);
         }
@@ -129,13 +136,13 @@ impl Queues {
         &mut self,
         host: &mut H,
         new: &NewCompletionQueue,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Failure> {
         self.check_new(new.id, new.entries, new.base, new.contiguous)?;
         if self.completion_mut(new.id).is_some() {
-            return Err(Status::INVALID_QUEUE_ID);
+            return Err(Status::INVALID_QUEUE_ID.into());
         }
         if new.vector >= self.limits.vectors {
-            return Err(Status::INVALID_INTERRUPT_VECTOR);
+            return Err(Status::INVALID_INTERRUPT_VECTOR.into());
         }
         self.doorbells.start(host, new.id, true, 0);
         let vector = new.interrupts.then_some(new.vector);
@@ -148,29 +155,32 @@ impl Queues {
         &mut self,
         host: &mut H,
         new: &NewSubmissionQueue,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Failure> {
         self.check_new(new.id, new.entries, new.base, new.contiguous)?;
-        if self.submission(new.id).is_some() || new.completion == ADMIN {
-            return Err(Status::INVALID_QUEUE_ID);
+        if self.submission(new.id).is_some() {
+            return Err(Status::INVALID_QUEUE_ID.into());
+        }
+        if new.completion == ADMIN {
+            return Err(Failure::at(Status::INVALID_QUEUE_ID, 46, 0));
         }
         if self.completion_mut(new.completion).is_none() {
-            return Err(Status::INVALID_COMPLETION_QUEUE);
+            return Err(Status::INVALID_COMPLETION_QUEUE.into());
         }
         self.doorbells.start(host, new.id, false, 0);
         self.insert_submission(new.id, SubmissionQueue::new(new.base, new.entries, new.completion));
         Ok(())
     }
 
-    fn check_new(&self, id: QueueId, entries: u32, base: Iova, contiguous: bool) -> Result<(), Status> {
+    fn check_new(&self, id: QueueId, entries: u32, base: Iova, contiguous: bool) -> Result<(), Failure> {
         if id == ADMIN || id.0 > self.limits.pairs {
-            Err(Status::INVALID_QUEUE_ID)
+            Err(Status::INVALID_QUEUE_ID.into())
         } else if entries < 2 || entries > self.limits.entries {
-            Err(Status::INVALID_QUEUE_SIZE)
+            Err(Status::INVALID_QUEUE_SIZE.into())
         } else if !contiguous {
             // CAP.CQR is set.
-            Err(Status::INVALID_FIELD)
+            Err(Failure::at(Status::INVALID_FIELD, 44, 0))
         } else if base.0 & 0xfff != 0 {
-            Err(Status::INVALID_PRP_OFFSET)
+            Err(Status::INVALID_PRP_OFFSET.into())
         } else {
             Ok(())
         }
@@ -353,6 +363,11 @@ impl Queues {
         self.completion_mut(ADMIN).is_some_and(|queue| queue.room() != 0)
     }
 
+    /// When an interrupt is due that waits for more completions, if one does.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// Raises the interrupts that are due at the end of a poll, and sets the pin.
     pub(super) fn signal<H: Host>(
         &mut self,
@@ -360,8 +375,10 @@ impl Queues {
         health: &mut Health,
         mask: u32,
         patience: Patience,
+        coalescing: Option<Coalescing<'_>>,
     ) {
         let pin = host.pin_in_use();
+        let mut first: Option<Instant> = None;
         let mut asserted = false;
         for turn in 0..self.interrupting.len() {
             let Some(id) = self.interrupting.get(turn).copied() else { break };
@@ -389,14 +406,27 @@ impl Queues {
                     Signal::Withheld { polls: polls.saturating_add(1) }
                 };
             }
+            let mut gathering = false;
             if queue.signal == Signal::Due {
-                queue.signal = Signal::Sent;
-                host.interrupt(vector);
-                health.counters.interrupts.add(1);
+                // The admin queue's interrupts do not wait (5.21.1.8).
+                if let Some(coalescing) = coalescing
+                    && id != ADMIN
+                    && coalescing.covers(vector)
+                    && let Some(deadline) = queue.gather(&coalescing)
+                {
+                    gathering = true;
+                    first = Some(first.map_or(deadline, |first| first.min(deadline)));
+                } else {
+                    queue.announce();
+                    host.interrupt(vector);
+                    health.counters.interrupts.add(1);
+                }
             }
             // Without MSI the pin is vector 0's (3.1.3).
-            asserted |= queue.used() != 0 && mask & 1_u32.checked_shl(vector.into()).unwrap_or(0) == 0;
+            asserted |=
+                !gathering && queue.used() != 0 && mask & 1_u32.checked_shl(vector.into()).unwrap_or(0) == 0;
         }
+        self.deadline = first;
         asserted &= pin;
         if asserted != self.line {
             self.line = asserted;
@@ -446,8 +476,7 @@ impl Queues {
         };
         if !exists && host.doorbell(self.scan) != 0 {
             host.set_doorbell(self.scan, 0);
-            health.events.raise(INVALID_DOORBELL_REGISTER);
-            tracing::debug!(index = self.scan, "A doorbell was rung whose queue does not exist");
+            health.record_stray_doorbell(self.scan);
         }
         self.scan = self.scan.saturating_add(1);
     }
@@ -479,9 +508,6 @@ fn note(health: &mut Health, look: Result<bool, InvalidDoorbell>) {
     match look {
         Ok(false) => {}
         Ok(true) => health.counters.doorbells.add(1),
-        Err(InvalidDoorbell) => {
-            health.events.raise(INVALID_DOORBELL_VALUE);
-            tracing::debug!("A doorbell was rung with a value that its queue cannot have");
-        }
+        Err(InvalidDoorbell) => health.record_doorbell_value(),
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use zerocopy::little_endian::U64;
 
 /// Milliseconds since 1970, as the host set them, or since the last reset.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Timestamp {
     origin: Origin,
     milliseconds: u64,

@@ -1,5 +1,10 @@
 //! Features (5.21.1).
 
+use std::mem::offset_of;
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use super::bits::{bit_fields, open_enum};
 
 open_enum! {
@@ -197,5 +202,62 @@ bit_fields! {
         flag telemetry / with_telemetry [10];
         /// Asymmetric Namespace Access Change Notices.
         flag ana_change / with_ana_change [11];
+    }
+}
+
+bit_fields! {
+    /// Host Identifier: dword 11 of Get and Set Features (5.21.1.25).
+    HostIdentifierSize(u32) {
+        /// EXHID: it has 128 bits, not 64.
+        flag extended / with_extended [0];
+    }
+}
+
+impl HostIdentifierSize {
+    /// Bytes of the identifier.
+    pub const fn bytes(self) -> usize {
+        if self.extended() { 16 } else { 8 }
+    }
+}
+
+/// An entry of LBA Range Type, 64 bytes (5.21.1.3, figure 275).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
+#[repr(C)]
+pub struct LbaRangeType {
+    /// What the blocks are for; 0 is general.
+    pub kind: u8,
+    /// Attributes.
+    pub attributes: LbaRangeAttributes,
+    /// Reserved.
+    pub reserved2: [u8; 14],
+    /// SLBA: the first block.
+    pub start: U64,
+    /// NLB: blocks less one.
+    pub blocks: U64,
+    /// GUID: identifies the range.
+    pub guid: [u8; 16],
+    /// Reserved.
+    pub reserved48: [u8; 16],
+}
+
+impl LbaRangeType {
+    /// Bytes of the list, of up to 64 entries, that the feature's data is.
+    pub const LIST_SIZE: usize = 4096;
+}
+
+const _: () = {
+    assert!(size_of::<LbaRangeType>() == 64);
+    assert!(offset_of!(LbaRangeType, blocks) == 24);
+};
+
+bit_fields! {
+    /// Attributes of an LBA range (figure 275).
+    LbaRangeAttributes(u8) {
+        /// The blocks may be overwritten.
+        flag overwritable / with_overwritable [0];
+        /// The range is to be hidden from the operating system.
+        flag hidden / with_hidden [1];
     }
 }

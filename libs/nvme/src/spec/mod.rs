@@ -24,8 +24,8 @@ pub use command::{
 };
 pub use feature::{
     Arbitration, AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect,
-    InterruptCoalescing, InterruptVectorConfiguration, NumberOfQueues, PowerManagement, TemperatureThreshold,
-    VolatileWriteCache, WriteAtomicity,
+    HostIdentifierSize, InterruptCoalescing, InterruptVectorConfiguration, LbaRangeAttributes, LbaRangeType,
+    NumberOfQueues, PowerManagement, TemperatureThreshold, VolatileWriteCache, WriteAtomicity,
 };
 pub use identify::{
     Cns, ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, FormattedLbaSize,

@@ -241,7 +241,7 @@ impl Session {
 
     /// Whether the client takes its replies: until it does, nothing more is executed or read.
     fn takes_replies(&self) -> bool {
-        self.output.len() < limits::WAITING_BYTES
+        self.output.len() < limits::WAITING_BYTES && self.output.descriptors() < limits::WAITING_DESCRIPTORS
     }
 
     /// The next command to execute, if there is one and its turn has come. Malformed ones are answered here.

@@ -189,8 +189,10 @@ fn a_full_socket_keeps_the_rest() {
     let message = write_message(3, &vec![5; 900_000]);
     outbox.push(message.clone(), vec![file(1)]);
     outbox.push(message.clone(), vec![file(2)]);
+    assert_eq!(outbox.descriptors(), 2);
     assert_eq!(outbox.flush(&left).unwrap(), Sent::WouldBlock);
     assert!(outbox.len() < 2 * message.len());
+    assert_eq!(outbox.descriptors(), 1, "the first one's went with its first byte");
     let mut framer = Framer::new();
     let mut buffer = vec![0; 65536];
     let mut messages = Vec::new();
@@ -201,6 +203,7 @@ fn a_full_socket_keeps_the_rest() {
         }
         messages.extend(drain(&mut framer));
     }
+    assert_eq!((outbox.len(), outbox.descriptors()), (0, 0));
     for (message, expected) in messages.iter().zip([1, 2]) {
         assert_eq!(message.descriptors.iter().map(content).collect::<Vec<_>>(), [expected]);
     }

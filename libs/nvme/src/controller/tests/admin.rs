@@ -4,8 +4,8 @@ use super::machine::*;
 use crate::Iova;
 use crate::controller::{Host, Options};
 use crate::spec::{
-    AdminOpcode, AsyncEvent, Cns, ErrorLogEntry, FeatureId, FirmwareSlotLog, IdentifyController,
-    IdentifyNamespace, LogPageId, NvmOpcode, SmartLog, Status, SubmissionEntry,
+    AdminOpcode, Cns, FeatureId, IdentifyController, IdentifyNamespace, LbaRangeType, NvmOpcode, Status,
+    SubmissionEntry,
 };
 
 fn ready() -> Machine {
@@ -24,13 +24,15 @@ fn identify_tells_of_the_controller_and_its_namespaces() {
     assert!(controller.subsystem_name.starts_with(b"nqn.2014-08.org.nvmexpress:uuid:"));
 
     for (nsid, blocks, shift) in [(1, 1024, 9), (2, 512, 12)] {
-        machine.admin(AdminOpcode::IDENTIFY, nsid, Cns::NAMESPACE.0.into(), 0).unwrap();
-        let namespace: IdentifyNamespace = machine.data();
-        assert_eq!(namespace.size.get(), blocks);
-        assert_eq!(namespace.lba_format().data_shift(), shift);
+        for cns in [Cns::NAMESPACE, Cns::ALLOCATED_NAMESPACE] {
+            machine.admin(AdminOpcode::IDENTIFY, nsid, cns.0.into(), 0).unwrap();
+            let namespace: IdentifyNamespace = machine.data();
+            assert_eq!(namespace.size.get(), blocks);
+            assert_eq!(namespace.lba_format().data_shift(), shift);
+        }
     }
     for nsid in [0, 3, u32::MAX] {
-        for cns in [Cns::NAMESPACE, Cns::NAMESPACE_ID_DESCRIPTORS] {
+        for cns in [Cns::NAMESPACE, Cns::ALLOCATED_NAMESPACE, Cns::NAMESPACE_ID_DESCRIPTORS] {
             let result = machine.admin(AdminOpcode::IDENTIFY, nsid, cns.0.into(), 0);
             assert_eq!(result, Err(Status::INVALID_NAMESPACE));
         }
@@ -40,12 +42,16 @@ fn identify_tells_of_the_controller_and_its_namespaces() {
 #[test]
 fn identify_lists_namespaces_and_their_identifiers() {
     let mut machine = ready();
-    for (above, expected) in [(0, [1, 2, 0]), (1, [2, 0, 0]), (2, [0, 0, 0])] {
-        machine.admin(AdminOpcode::IDENTIFY, above, Cns::ACTIVE_NAMESPACES.0.into(), 0).unwrap();
-        assert_eq!(machine.data::<[u32; 1024]>()[..3], expected);
+    for cns in [Cns::ACTIVE_NAMESPACES, Cns::ALLOCATED_NAMESPACES] {
+        for (above, expected) in [(0, [1, 2, 0]), (1, [2, 0, 0]), (2, [0, 0, 0])] {
+            machine.admin(AdminOpcode::IDENTIFY, above, cns.0.into(), 0).unwrap();
+            assert_eq!(machine.data::<[u32; 1024]>()[..3], expected);
+        }
+        for above in [0xffff_fffe, 0xffff_ffff] {
+            let result = machine.admin(AdminOpcode::IDENTIFY, above, cns.0.into(), 0);
+            assert_eq!(result, Err(Status::INVALID_NAMESPACE));
+        }
     }
-    let result = machine.admin(AdminOpcode::IDENTIFY, 0xffff_fffe, Cns::ACTIVE_NAMESPACES.0.into(), 0);
-    assert_eq!(result, Err(Status::INVALID_NAMESPACE));
 
     let mut uuids = Vec::new();
     for nsid in [1, 2, 1] {
@@ -68,8 +74,11 @@ fn identify_of_the_command_set_knows_the_nvm_set_only() {
     assert_eq!(machine.data::<[u8; 4096]>(), [0; 4096]);
     let zoned = machine.admin(AdminOpcode::IDENTIFY, 0, Cns::COMMAND_SET_CONTROLLER.0.into(), 2 << 24);
     assert_eq!(zoned, Err(Status::INVALID_FIELD));
-    let unknown = machine.admin(AdminOpcode::IDENTIFY, 0, 0xff, 0);
-    assert_eq!(unknown, Err(Status::INVALID_FIELD));
+    // What needs NVM sets, namespace management or virtualization.
+    for unknown in [4, 5, 7, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x1f, 0xff] {
+        let result = machine.admin(AdminOpcode::IDENTIFY, 0, unknown, 0);
+        assert_eq!(result, Err(Status::INVALID_FIELD), "CNS {unknown:#x}");
+    }
 }
 
 #[test]
@@ -196,7 +205,6 @@ fn features_have_a_current_a_default_and_a_saved_value() {
         (FeatureId::ARBITRATION, 7, 0x0102_0303),
         (FeatureId::POWER_MANAGEMENT, 0, 0x20),
         (FeatureId::TEMPERATURE_THRESHOLD, 343, 350),
-        (FeatureId::ERROR_RECOVERY, 0, 100),
         (FeatureId::VOLATILE_WRITE_CACHE, 1, 0),
         (FeatureId::INTERRUPT_COALESCING, 0, 0x0102),
         (FeatureId::INTERRUPT_VECTOR_CONFIGURATION, 0, 1 << 16),
@@ -225,11 +233,108 @@ fn features_have_a_current_a_default_and_a_saved_value() {
     assert_eq!(get(&mut machine, FeatureId(0xff), 0, 0), Err(Status::INVALID_FIELD));
     assert_eq!(set(&mut machine, FeatureId(0xff), 0), Err(Status::INVALID_FIELD));
 
+    // Error recovery is the namespace's own.
+    let error_recovery = u32::from(FeatureId::ERROR_RECOVERY.0);
+    let recovery =
+        |machine: &mut Machine, nsid| machine.admin(AdminOpcode::GET_FEATURES, nsid, error_recovery, 0);
+    let recover = |machine: &mut Machine, nsid, value| {
+        machine.admin(AdminOpcode::SET_FEATURES, nsid, error_recovery, value)
+    };
+    assert_eq!(recover(&mut machine, 2, 100), Ok(0));
+    assert_eq!((recovery(&mut machine, 1), recovery(&mut machine, 2)), (Ok(0), Ok(100)));
+    assert_eq!(recover(&mut machine, u32::MAX, 7), Ok(0));
+    assert_eq!((recovery(&mut machine, 1), recovery(&mut machine, 2)), (Ok(7), Ok(7)));
+    assert_eq!(get(&mut machine, FeatureId::ERROR_RECOVERY, 3, 0), Ok(0b110));
+    for nsid in [0, 3] {
+        assert_eq!(recover(&mut machine, nsid, 1), Err(Status::INVALID_NAMESPACE));
+        assert_eq!(recovery(&mut machine, nsid), Err(Status::INVALID_NAMESPACE));
+    }
+    assert_eq!(recover(&mut machine, 1, 1 << 16), Err(Status::INVALID_FIELD), "no deallocated block error");
+
     // A reset brings the defaults back.
     machine.controller.reset(&mut machine.host);
     machine.settle();
     machine.enable();
     assert_eq!(get(&mut machine, FeatureId::VOLATILE_WRITE_CACHE, 0, 0), Ok(1));
+    assert_eq!(recovery(&mut machine, 2), Ok(0));
+}
+
+#[test]
+fn a_drive_without_a_write_cache_has_no_feature_for_it() {
+    let mut disk = RamDisk::new(1024, 9, Pace::AtOnce);
+    disk.geometry.volatile_cache = false;
+    let mut machine = Machine::enabled(Options::default(), vec![disk], 0, 2).0;
+    let feature = u32::from(FeatureId::VOLATILE_WRITE_CACHE.0);
+    for opcode in [AdminOpcode::GET_FEATURES, AdminOpcode::SET_FEATURES] {
+        assert_eq!(machine.admin(opcode, 0, feature, 1), Err(Status::INVALID_FIELD));
+    }
+    assert_eq!(machine.admin(AdminOpcode::GET_FEATURES, 0, 3 << 8 | feature, 0), Err(Status::INVALID_FIELD));
+}
+
+#[test]
+fn a_namespace_is_one_range_of_blocks() {
+    let mut machine = ready();
+    let feature = u32::from(FeatureId::LBA_RANGE_TYPE.0);
+    for (nsid, blocks) in [(1, 1024), (2, 512)] {
+        for select in [0, 1, 2] {
+            machine.host.slice(Iova(DATA_AT), 4096).unwrap().fill(0xee);
+            assert_eq!(machine.admin(AdminOpcode::GET_FEATURES, nsid, select << 8 | feature, 0), Ok(0));
+            let ranges: [LbaRangeType; 64] = machine.data();
+            assert_eq!((ranges[0].start.get(), ranges[0].blocks.get(), ranges[0].kind), (0, blocks - 1, 0));
+            assert_eq!(ranges[1..], [LbaRangeType::default(); 63]);
+        }
+    }
+    assert_eq!(machine.admin(AdminOpcode::GET_FEATURES, 1, 3 << 8 | feature, 0), Ok(0b010));
+    for nsid in [0, 3, u32::MAX] {
+        let result = machine.admin(AdminOpcode::GET_FEATURES, nsid, feature, 0);
+        assert_eq!(result, Err(Status::INVALID_NAMESPACE));
+    }
+    let set = machine.admin(AdminOpcode::SET_FEATURES, 1, feature, 0);
+    assert_eq!(set, Err(Status::FEATURE_NOT_CHANGEABLE));
+}
+
+#[test]
+fn the_host_identifier_has_8_or_16_bytes() {
+    let mut machine = ready();
+    let feature = u32::from(FeatureId::HOST_IDENTIFIER.0);
+    let id: Vec<u8> = (1..=16).collect();
+    let get = |machine: &mut Machine, select: u32, extended| {
+        machine.host.slice(Iova(DATA_AT), 17).unwrap().fill(0xee);
+        machine.admin(AdminOpcode::GET_FEATURES, 0, select << 8 | feature, extended).unwrap();
+        machine.data::<[u8; 17]>()
+    };
+    for (extended, bytes) in [(1, 16), (0, 8)] {
+        machine.host.write(Iova(DATA_AT), &id).unwrap();
+        assert_eq!(machine.admin(AdminOpcode::SET_FEATURES, 0, feature, extended), Ok(0));
+        let current = get(&mut machine, 0, extended);
+        assert_eq!((&current[..bytes], &current[bytes..]), (&id[..bytes], &[0xee; 17][bytes..]));
+        assert_eq!(get(&mut machine, 1, extended)[..bytes], [0; 16][..bytes]);
+    }
+    assert_eq!(get(&mut machine, 0, 1)[8..16], [0; 8], "8 bytes replace all 16");
+    machine.controller.reset(&mut machine.host);
+    machine.settle();
+    machine.enable();
+    assert_eq!(get(&mut machine, 0, 1)[..16], [0; 16]);
+}
+
+#[test]
+fn a_burst_limits_what_is_taken_from_a_queue_at_once() {
+    let disk = RamDisk::new(1024, 9, Pace::Later(0));
+    let (mut machine, mut pairs) = Machine::enabled(Options::default(), vec![disk], 1, 64);
+    for (burst, taken) in [(1, 2), (7, 34)] {
+        let feature = FeatureId::ARBITRATION.0.into();
+        machine.admin(AdminOpcode::SET_FEATURES, 0, feature, burst).unwrap();
+        for _ in 0..33 {
+            machine.push(&mut pairs[0], &transfer(NvmOpcode::READ, 0, 1, BUFFER_AT, 0));
+        }
+        machine.poll();
+        assert_eq!(machine.controller.in_flight(), taken);
+        if burst == 1 {
+            // Of these, 31 wait.
+            machine.host.doorbells[2] = 2;
+            pairs[0].tail = 2;
+        }
+    }
 }
 
 #[test]
@@ -256,136 +361,4 @@ fn the_timestamp_goes_on_from_what_the_host_set() {
     let value: u64 = machine.data();
     assert!((1_700_000_000_000..1_700_000_100_000).contains(&(value & 0xffff_ffff_ffff)));
     assert_eq!(value >> 49, 1, "set by the host");
-}
-
-fn log(machine: &mut Machine, page: LogPageId, offset: u32, bytes: u32, retain: bool) -> Result<u32, Status> {
-    let mut entry = SubmissionEntry {
-        opcode: AdminOpcode::GET_LOG_PAGE.0,
-        prp1: DATA_AT.into(),
-        prp2: (DATA_AT + 0x1000).into(),
-        dword10: ((bytes / 4 - 1) << 16 | u32::from(retain) << 15 | u32::from(page.0)).into(),
-        ..SubmissionEntry::default()
-    };
-    entry.dword12 = offset.into();
-    machine.run_admin(entry)
-}
-
-#[test]
-fn log_pages_have_bounds() {
-    let mut machine = ready();
-    log(&mut machine, LogPageId::SMART, 0, 512, false).unwrap();
-    let smart: SmartLog = machine.data();
-    assert!((300..330).contains(&smart.temperature.get()));
-    assert_eq!(smart.critical_warning.bits(), 0);
-
-    log(&mut machine, LogPageId::FIRMWARE_SLOT, 0, 512, false).unwrap();
-    assert_eq!(machine.data::<FirmwareSlotLog>().active.current(), 1);
-
-    machine.host.slice(Iova(DATA_AT), 4096).unwrap().fill(0xee);
-    log(&mut machine, LogPageId::SMART, 508, 16, false).unwrap();
-    assert_eq!(machine.data::<[u8; 20]>()[16..], [0xee; 4], "no more than was asked for");
-    assert_eq!(log(&mut machine, LogPageId::SMART, 512, 4, false), Ok(0));
-    assert_eq!(log(&mut machine, LogPageId::SMART, 516, 4, false), Err(Status::INVALID_FIELD));
-    assert_eq!(log(&mut machine, LogPageId::SMART, 2, 4, false), Err(Status::INVALID_FIELD));
-    assert_eq!(log(&mut machine, LogPageId(0x7f), 0, 4, false), Err(Status::INVALID_LOG_PAGE));
-    // More than MDTS: 32 bits of dwords.
-    let entry = SubmissionEntry {
-        opcode: AdminOpcode::GET_LOG_PAGE.0,
-        dword10: (0xffff_0000 | u32::from(LogPageId::SMART.0)).into(),
-        dword11: 0xffff.into(),
-        ..SubmissionEntry::default()
-    };
-    assert_eq!(machine.run_admin(entry), Err(Status::INVALID_FIELD));
-}
-
-#[test]
-fn failures_stand_in_the_error_log_the_newest_first() {
-    let mut machine = ready();
-    for round in 0..70_u32 {
-        let opcode = if round % 2 == 0 { 0x80 } else { 0x81 };
-        machine.admin(AdminOpcode(opcode), round, 0, 0).unwrap_err();
-    }
-    log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 4096, false).unwrap();
-    let entries: [ErrorLogEntry; 64] = machine.data();
-    for (entry, round) in entries.iter().zip((0..70_u32).rev()) {
-        assert_eq!(entry.error_count.get(), u64::from(round) + 1);
-        assert_eq!(entry.nsid.get(), round);
-        assert_eq!(entry.status.status(), Status::INVALID_OPCODE);
-        assert!(entry.status.do_not_retry());
-    }
-    log(&mut machine, LogPageId::SMART, 0, 512, false).unwrap();
-    assert_eq!(machine.data::<SmartLog>().error_log_entries.get(), 70);
-}
-
-/// Sends an Asynchronous Event Request and gives its identifier.
-fn request_event(machine: &mut Machine) -> u16 {
-    let command = machine.command_id();
-    let opcode = AdminOpcode::ASYNC_EVENT_REQUEST.0;
-    let entry = SubmissionEntry { opcode, command_id: command.into(), ..SubmissionEntry::default() };
-    let mut admin = std::mem::replace(&mut machine.admin, Pair::new(0, 0, 2));
-    machine.push(&mut admin, &entry);
-    machine.admin = admin;
-    machine.settle();
-    command
-}
-
-fn next_admin(machine: &mut Machine) -> Option<(u16, Result<u32, Status>)> {
-    machine.settle();
-    for _ in 0..200 {
-        machine.poll();
-    }
-    let mut admin = std::mem::replace(&mut machine.admin, Pair::new(0, 0, 2));
-    let completion = machine.pop(&mut admin);
-    machine.admin = admin;
-    completion.map(|completion| (completion.command_id.get(), result(&completion)))
-}
-
-#[test]
-fn event_requests_park_until_something_happens() {
-    let mut machine = ready();
-    let parked: Vec<u16> = (0..4).map(|_| request_event(&mut machine)).collect();
-    assert_eq!(next_admin(&mut machine), None);
-    let surplus = request_event(&mut machine);
-    assert_eq!(next_admin(&mut machine), Some((surplus, Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED))));
-
-    // A doorbell of no queue, then a value that the admin queue cannot have.
-    machine.host.doorbells[2 * 9] = 3;
-    let (command, event) = next_admin(&mut machine).unwrap();
-    let event = AsyncEvent::from_bits(event.unwrap());
-    assert_eq!((command, event.information(), event.log_page()), (parked[0], 0, 1));
-    machine.host.doorbells[1] = 77;
-    assert_eq!(next_admin(&mut machine), None, "errors are silent until their log page is read");
-    log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 64, true).unwrap();
-    assert_eq!(next_admin(&mut machine), None, "and read without RAE");
-    log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 64, false).unwrap();
-    let (command, event) = next_admin(&mut machine).unwrap();
-    assert_eq!((command, AsyncEvent::from_bits(event.unwrap()).information()), (parked[1], 1));
-
-    // A parked request can be aborted, anything else cannot.
-    let abort = |machine: &mut Machine, command: u16| {
-        machine.run_admin(SubmissionEntry {
-            opcode: AdminOpcode::ABORT.0,
-            dword10: (u32::from(command) << 16).into(),
-            ..SubmissionEntry::default()
-        })
-    };
-    assert_eq!(abort(&mut machine, 0x7777), Ok(1));
-    assert_eq!(abort(&mut machine, parked[3]), Ok(0));
-    assert_eq!(next_admin(&mut machine), Some((parked[3], Err(Status::ABORT_REQUESTED))));
-}
-
-#[test]
-fn a_temperature_threshold_below_the_temperature_is_an_event() {
-    let mut machine = ready();
-    let parked = request_event(&mut machine);
-    let set = |machine: &mut Machine, feature: FeatureId, value| {
-        machine.admin(AdminOpcode::SET_FEATURES, 0, feature.0.into(), value).unwrap()
-    };
-    set(&mut machine, FeatureId::ASYNC_EVENT_CONFIGURATION, 0b10);
-    set(&mut machine, FeatureId::TEMPERATURE_THRESHOLD, 300);
-    let (command, event) = next_admin(&mut machine).unwrap();
-    let event = AsyncEvent::from_bits(event.unwrap());
-    assert_eq!((command, event.kind_bits(), event.information(), event.log_page()), (parked, 1, 1, 2));
-    log(&mut machine, LogPageId::SMART, 0, 512, false).unwrap();
-    assert!(machine.data::<SmartLog>().critical_warning.temperature());
 }

@@ -1,8 +1,11 @@
 //! Who is interrupted, and when not.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use super::machine::*;
 use crate::controller::Options;
-use crate::spec::{NvmOpcode, Register, SubmissionEntry};
+use crate::spec::{AdminOpcode, FeatureId, NvmOpcode, Register, SubmissionEntry};
 
 fn ready() -> (Machine, Pair) {
     let disk = RamDisk::new(1024, 9, Pace::AtOnce);
@@ -156,4 +159,104 @@ fn the_pin_follows_what_is_not_consumed_and_not_masked() {
     assert!(machine.host.line);
     machine.controller.reset(&mut machine.host);
     assert!(!machine.host.line, "reset");
+}
+
+/// TIME is long enough for the slowest machine not to reach it within a test's step.
+const LONG: u32 = 250;
+
+fn coalesce(machine: &mut Machine, completions: u32, hundred_microseconds: u32) {
+    let value = hundred_microseconds << 8 | (completions - 1);
+    let feature = FeatureId::INTERRUPT_COALESCING.0.into();
+    machine.admin(AdminOpcode::SET_FEATURES, 0, feature, value).unwrap();
+    machine.host.interrupts.clear();
+}
+
+#[test]
+fn coalesced_completions_are_one_interrupt_at_their_number() {
+    let (mut machine, mut pair) = ready();
+    coalesce(&mut machine, 4, LONG);
+    for round in 1..4 {
+        for _ in 0..3 {
+            machine.push(&mut pair, &read());
+            machine.poll();
+        }
+        assert_eq!(machine.host.interrupts.len(), round - 1, "three of four");
+        machine.push(&mut pair, &read());
+        machine.poll();
+        assert_eq!(machine.host.interrupts, vec![1; round]);
+        assert_eq!(machine.controller.deadline(), None);
+        for _ in 0..4 {
+            machine.pop(&mut pair).unwrap();
+        }
+        machine.poll();
+    }
+}
+
+#[test]
+fn coalesced_completions_are_told_of_in_time_also_by_a_controller_that_sleeps() {
+    let (mut machine, mut pair) = ready();
+    coalesce(&mut machine, 200, 10);
+    let start = Instant::now();
+    machine.push(&mut pair, &read());
+    machine.poll();
+    // A slow machine may be there already.
+    if let Some(deadline) = machine.controller.deadline() {
+        assert!(deadline >= start + Duration::from_millis(1));
+        machine.controller.prepare_sleep(&mut machine.host);
+        sleep(deadline.saturating_duration_since(Instant::now()));
+        machine.poll();
+    }
+    assert_eq!(machine.host.interrupts, [1]);
+    assert!(start.elapsed() >= Duration::from_millis(1));
+    assert_eq!(machine.controller.deadline(), None);
+}
+
+#[test]
+fn a_sleep_does_not_cut_coalescing_short() {
+    let (mut machine, mut pair) = ready();
+    coalesce(&mut machine, 200, LONG);
+    machine.push(&mut pair, &read());
+    machine.poll();
+    assert!(machine.controller.prepare_sleep(&mut machine.host));
+    assert_eq!(machine.host.interrupts, []);
+    assert!(machine.controller.deadline().is_some());
+    machine.controller.reset(&mut machine.host);
+    assert_eq!(machine.controller.deadline(), None);
+}
+
+#[test]
+fn the_admin_queue_and_vectors_that_ask_for_it_are_not_coalesced() {
+    let (mut machine, mut pair) = ready();
+    coalesce(&mut machine, 200, LONG);
+    // The admin queue's vector is 0.
+    machine.admin(AdminOpcode::IDENTIFY, 0, 1, 0).unwrap();
+    assert_eq!(machine.host.interrupts, [0]);
+    let configure = |machine: &mut Machine, value| {
+        let feature = FeatureId::INTERRUPT_VECTOR_CONFIGURATION.0.into();
+        machine.admin(AdminOpcode::SET_FEATURES, 0, feature, value).unwrap();
+        machine.host.interrupts.clear();
+    };
+    for (disabled, interrupts) in [(0x1_0002, 0), (0x1_0001, 1), (0x0_0001, 0)] {
+        configure(&mut machine, disabled);
+        machine.push(&mut pair, &read());
+        machine.poll();
+        assert_eq!(machine.host.interrupts.len(), interrupts, "{disabled:#x}");
+        machine.pop(&mut pair).unwrap();
+        machine.host.pin = true;
+        machine.poll();
+        machine.host.pin = false;
+    }
+}
+
+#[test]
+fn coalescing_that_is_switched_off_lets_go() {
+    let (mut machine, mut pair) = ready();
+    coalesce(&mut machine, 200, LONG);
+    machine.push(&mut pair, &read());
+    machine.poll();
+    assert_eq!(machine.host.interrupts, []);
+    let feature = FeatureId::INTERRUPT_COALESCING.0.into();
+    machine.admin(AdminOpcode::SET_FEATURES, 0, feature, 0).unwrap();
+    machine.poll();
+    assert!(machine.host.interrupts.contains(&1));
 }

@@ -5,6 +5,7 @@ mod interleaving;
 mod interrupts;
 mod io;
 mod lifecycle;
+mod logs;
 pub(crate) mod machine;
 mod media;
 mod power;

@@ -457,6 +457,25 @@ fn waiting_commands_hold_few_descriptors() {
     assert!(held <= limits::WAITING_DESCRIPTORS + 50, "{held}");
 }
 
+/// A client that asks for the same region again and again, and takes no answer, would have us hold a descriptor for
+/// each: those of the whole process.
+#[test]
+fn waiting_replies_hold_few_descriptors() {
+    let now = Instant::now();
+    let mut session = open(now);
+    let mut answered = 0;
+    while session.hungry() {
+        session.receive(&message(Content::Read, 0, false), vec![], now);
+        while let Some(request) = session.next_request(now).unwrap() {
+            let reply = Reply::RegionRead { offset: 0, region: 0, data: &[0; 4] };
+            let descriptor = OwnedFd::from(UnixStream::pair().unwrap().0);
+            session.finish(request.ticket, Ok((reply, vec![descriptor])), now);
+            answered += 1;
+        }
+    }
+    assert_eq!(answered, limits::WAITING_DESCRIPTORS);
+}
+
 #[test]
 fn more_dma_messages_than_the_limit_are_refused() {
     let now = Instant::now();
