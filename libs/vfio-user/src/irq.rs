@@ -159,6 +159,9 @@ impl Interrupts {
             (IrqAction::Trigger, IrqData::Eventfds) => {
                 for (vector, eventfd) in range.iter_mut().zip(eventfds(fds, count)?) {
                     self.unbind(vector.trigger.replace(eventfd));
+                    if index == IrqIndex::INTX {
+                        fire.extend(self.raise_pin(vector));
+                    }
                 }
             }
             (IrqAction::Unmask, IrqData::Unbind) if index == IrqIndex::INTX => {
@@ -208,11 +211,18 @@ impl Interrupts {
     fn unmask(&self, index: IrqIndex, vector: &mut Vector) -> Option<Arc<Eventfd>> {
         vector.masked = false;
         if index == IrqIndex::INTX {
-            // Level: still asserted means that it interrupts again, and is masked again (AUTOMASKED).
-            vector.masked = *lock(&self.line);
-            return if vector.masked { vector.trigger.clone() } else { None };
+            return self.raise_pin(vector);
         }
         if std::mem::take(&mut vector.pending) { vector.trigger.clone() } else { None }
+    }
+
+    /// The eventfd to signal if the pin is asserted, not masked, and listened to. It is masked then (AUTOMASKED).
+    fn raise_pin(&self, vector: &mut Vector) -> Option<Arc<Eventfd>> {
+        if vector.masked || !*lock(&self.line) {
+            return None;
+        }
+        vector.masked = vector.trigger.is_some();
+        vector.trigger.clone()
     }
 
     /// Raises a message interrupt (MSI, MSI-X) or the events ERR and REQ. Masked ones wait; unbound ones are
@@ -242,12 +252,7 @@ impl Interrupts {
         let eventfd = {
             let mut vectors = lock(&intx.vectors);
             *lock(&self.line) = asserted;
-            let Some(vector) = vectors.first_mut() else { return };
-            if !asserted || vector.masked {
-                return;
-            }
-            vector.masked = vector.trigger.is_some();
-            vector.trigger.clone()
+            vectors.first_mut().and_then(|vector| self.raise_pin(vector))
         };
         if let Some(eventfd) = eventfd {
             eventfd.signal();

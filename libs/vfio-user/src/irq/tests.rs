@@ -90,6 +90,30 @@ fn the_pin_is_masked_by_firing_and_fires_again_while_asserted() {
     assert_eq!(count(&line), 1);
 }
 
+/// A level that lasts is not lost on who was not listening when it began.
+#[test]
+fn an_asserted_pin_interrupts_who_comes_to_listen() {
+    let interrupts = Interrupts::new(&COUNTS);
+    let set = |action| interrupts.set(&plain(IrqIndex::INTX, 0, 1, action), vec![]).unwrap();
+    let listen = || {
+        let line = eventfd();
+        bind(&interrupts, IrqIndex::INTX, 0, &[&line]).unwrap();
+        line
+    };
+    interrupts.set_line(true);
+    assert_eq!(count(&listen()), 1);
+    assert_eq!(count(&listen()), 0, "masked by firing, whoever listens");
+    interrupts.set(&plain(IrqIndex::INTX, 0, 0, IrqAction::Trigger), vec![]).unwrap();
+    set(IrqAction::Unmask);
+    assert_eq!(count(&listen()), 1, "unmasking fired at nobody, which masks nothing");
+    interrupts.set(&plain(IrqIndex::INTX, 0, 0, IrqAction::Trigger), vec![]).unwrap();
+    set(IrqAction::Mask);
+    let line = listen();
+    assert_eq!(count(&line), 0, "the client's own mask holds it");
+    set(IrqAction::Unmask);
+    assert_eq!(count(&line), 1);
+}
+
 #[test]
 fn disabling_an_index_leaves_the_others() {
     let interrupts = Interrupts::new(&COUNTS);
