@@ -111,7 +111,7 @@ pub fn detach(mut drive: NvmeDrive) -> Result<(), DriveError> {
     Ok(memory.unmap()?)
 }
 
-/// The registers of the drive: messages, but for doorbells that are mapped.
+/// The registers of the drive: messages, but for what is mapped.
 #[derive(Debug)]
 pub struct Registers {
     client: Arc<Client>,
@@ -143,35 +143,38 @@ impl Registers {
             Some((mapping.clone(), inside))
         })
     }
-
-    fn read<const N: usize>(&self, register: Register) -> io::Result<[u8; N]> {
-        let mut bytes = [0; N];
-        self.client.region_read(BAR, register.0.into(), &mut bytes).map_err(io::Error::other)?;
-        Ok(bytes)
-    }
-
-    fn write(&self, register: Register, value: &[u8]) -> io::Result<()> {
-        self.client.region_write(BAR, register.0.into(), value, Delivery::Replied).map_err(io::Error::other)
-    }
 }
 
 impl driver::Registers for Registers {
     type Doorbell = Doorbell;
 
     fn read32(&mut self, register: Register) -> io::Result<u32> {
-        self.read(register).map(u32::from_le_bytes)
+        if let Some((mapping, offset)) = self.find(register.0.into()) {
+            let value: u32 = mapping.bytes().load(offset, Ordering::Acquire).map_err(io::Error::other)?;
+            return Ok(u32::from_le(value));
+        }
+        let mut bytes = [0; 4];
+        self.client.region_read(BAR, register.0.into(), &mut bytes).map_err(io::Error::other)?;
+        Ok(u32::from_le_bytes(bytes))
     }
 
     fn read64(&mut self, register: Register) -> io::Result<u64> {
-        self.read(register).map(u64::from_le_bytes)
+        let low = self.read32(register)?;
+        let high = self.read32(Register(register.0.saturating_add(4)))?;
+        Ok(u64::from(high) << 32 | u64::from(low))
     }
 
     fn write32(&mut self, register: Register, value: u32) -> io::Result<()> {
-        self.write(register, &value.to_le_bytes())
+        if let Some((mapping, offset)) = self.find(register.0.into()) {
+            return mapping.bytes().store(value.to_le(), offset, Ordering::Release).map_err(io::Error::other);
+        }
+        let bytes = value.to_le_bytes();
+        self.client.region_write(BAR, register.0.into(), &bytes, Delivery::Replied).map_err(io::Error::other)
     }
 
     fn write64(&mut self, register: Register, value: u64) -> io::Result<()> {
-        self.write(register, &value.to_le_bytes())
+        self.write32(register, (value & 0xffff_ffff) as u32)?;
+        self.write32(Register(register.0.saturating_add(4)), (value >> 32) as u32)
     }
 
     fn doorbell(&mut self, offset: u64) -> io::Result<Doorbell> {

@@ -139,7 +139,7 @@ impl Drive {
         let options = controller::Options { shadow_doorbells: !mapped, ..controller::Options::default() };
         let bar = Arc::new(SharedMemory::new("bar", 2 * PAGE).unwrap());
         let mappable = mapped.then(|| Mappable {
-            file: Arc::new(bar.as_fd().try_clone_to_owned().unwrap()),
+            file: Some(Arc::new(bar.as_fd().try_clone_to_owned().unwrap())),
             offset: 0,
             areas: vec![SparseArea { offset: PAGE as u64, size: PAGE as u64 }],
             msix: false,
@@ -210,7 +210,7 @@ impl Device for Drive {
     fn write(&self, region: u32, offset: u64, data: &[u8], reply: Reply<()>) {
         if region == 0 {
             let _ = self.registers.write(offset, data);
-            if let Some((index, value)) = doorbell_write(offset, data) {
+            if let Some((index, value)) = doorbell_write(offset, data, 0) {
                 self.bar.bytes().store(value.to_le(), PAGE + 4 * index, Ordering::Release).unwrap();
             }
         }

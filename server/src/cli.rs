@@ -148,10 +148,13 @@ pub struct DriveOptions {
     /// read-only.
     #[arg(long = "namespace", value_name = "SPEC", required = true)]
     pub namespaces: Vec<NamespaceSpec>,
-    /// How doorbells arrive: mapped pages that a thread looks at (no messages; a timer when idle), or posted
-    /// messages (few with shadow doorbells; asleep when idle).
+    /// How doorbells arrive.
     #[arg(long, value_enum, default_value_t = DoorbellMode::Mapped)]
     pub doorbells: DoorbellMode,
+    /// How many bytes lie between a doorbell and the next (CAP.DSTRD): a power of two from 4 to 131072. With 4096
+    /// each has a page of its own. Not with posted doorbells.
+    #[arg(long, value_name = "BYTES", default_value = "4", value_parser = stride)]
+    pub doorbell_stride: u8,
     /// How many I/O queue pairs the guest may create.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub queues: u16,
@@ -164,6 +167,13 @@ pub struct DriveOptions {
     /// The model that the guest sees, at most 40 printable ASCII characters.
     #[arg(long, value_name = "TEXT", default_value = "Outboard NVMe drive", value_parser = ascii::<40>)]
     pub model: String,
+}
+
+/// CAP.DSTRD of a distance in bytes.
+fn stride(text: &str) -> Result<u8, String> {
+    let bytes = text.parse::<u32>().ok().filter(|bytes| bytes.is_power_of_two());
+    let stride = bytes.and_then(|bytes| u8::try_from(bytes.ilog2().checked_sub(2)?).ok());
+    stride.filter(|stride| *stride <= 15).ok_or_else(|| "give a power of two from 4 to 131072".into())
 }
 
 impl DriveOptions {
@@ -204,6 +214,7 @@ impl From<DriveOptions> for nvme::Options {
         Self {
             namespaces: options.namespaces,
             doorbells: options.doorbells,
+            doorbell_stride: options.doorbell_stride,
             queue_pairs: options.queues,
             queue_entries: options.queue_entries,
             serial: options.serial,
@@ -251,6 +262,10 @@ mod tests {
         assert!(parse(&[]).is_err());
         assert!(parse(&["--fd", "5", "--serial", "more than twenty characters"]).is_err());
         assert!(parse(&["--fd", "5", "--queues", "0"]).is_err());
+        assert!(parse(&["--fd", "5", "--doorbell-stride", "131072"]).is_ok());
+        for wrong in ["0", "2", "12", "262144", "-4", "page"] {
+            assert!(parse(&["--fd", "5", "--doorbell-stride", wrong]).is_err(), "{wrong}");
+        }
         assert!(parse(&["--fd", "5", "--name", "data-1.old_"]).is_ok());
         for name in ["", "1", "a b", "a,b", "ä"] {
             assert!(parse(&["--fd", "5", "--name", name]).is_err(), "{name}");

@@ -44,6 +44,8 @@ impl Stand {
             Drive::new(Options {
                 namespaces: namespaces.iter().map(|spec| spec.parse().unwrap()).collect(),
                 doorbells,
+                // Each in its own page, where that is what is tried.
+                doorbell_stride: if doorbells == DoorbellMode::WholeBar { 10 } else { 0 },
                 queue_pairs: 4,
                 queue_entries: 64,
                 serial: "TEST".into(),
@@ -58,7 +60,7 @@ impl Stand {
         });
         let client = Arc::new(Client::new(ours, client::Options::default()).unwrap());
         let access = match doorbells {
-            DoorbellMode::Mapped => DoorbellAccess::Mapped,
+            DoorbellMode::Mapped | DoorbellMode::WholeBar => DoorbellAccess::Mapped,
             DoorbellMode::Posted => DoorbellAccess::Posted,
         };
         let attachment = Attachment { doorbells: access, sharing, memory: 1 << 20 };
@@ -182,6 +184,16 @@ fn mapped_doorbells_and_shared_memory() {
 #[test]
 fn posted_doorbells_and_shared_memory() {
     everything(DoorbellMode::Posted, Sharing::Descriptor);
+}
+
+#[test]
+fn a_whole_bar_and_shared_memory() {
+    everything(DoorbellMode::WholeBar, Sharing::Descriptor);
+}
+
+#[test]
+fn a_whole_bar_and_memory_by_messages() {
+    everything(DoorbellMode::WholeBar, Sharing::Messages);
 }
 
 #[test]

@@ -12,8 +12,9 @@ use crate::wire::{IrqFlags, IrqIndex, SetIrqs, SparseArea};
 /// How a region is mapped by clients.
 #[derive(Clone, Debug)]
 pub struct Mappable {
-    /// What to map; a copy of the descriptor goes to the client.
-    pub file: Arc<OwnedFd>,
+    /// What to map; a copy of the descriptor goes to the client. `None`: each client has its own, as
+    /// [`Device::file`] says.
+    pub file: Option<Arc<OwnedFd>>,
     /// Where in the file the region begins.
     pub offset: u64,
     /// The parts that may be mapped, in bytes from the region's start, all multiples of the page size; none
@@ -183,6 +184,13 @@ impl<T> std::fmt::Debug for Reply<T> {
 pub trait Device: Send + Sync {
     /// What the device is.
     fn description(&self) -> &Description;
+
+    /// What the present client maps of `region`, where [`Mappable::file`] says that each has its own: a client that
+    /// has left may still write to what it has mapped.
+    fn file(&self, region: u32) -> Option<Arc<OwnedFd>> {
+        let _ = region;
+        None
+    }
 
     /// A client is there. The connection is how the device reaches its memory and its interrupts; keep it until
     /// [`Device::detach`].

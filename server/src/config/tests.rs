@@ -49,7 +49,7 @@ fn each_mistake_names_its_line_and_says_what_to_do() {
         (drive("queues = 'many'"), 4, "invalid digit"),
         (drive("queues = 1.5"), 4, "'queues' cannot be a fraction; write a string or a number"),
         (drive("queues = [4]"), 4, "'queues' takes one value, not a list"),
-        (drive("doorbells = 'rung'"), 4, "[possible values: mapped, posted"),
+        (drive("doorbells = 'rung'"), 4, "[possible values: mapped, whole-bar, posted"),
         (drive("serial = 'äöü'"), 4, "at most 20 printable ASCII characters"),
         (drive("serial = { a = 1 }"), 4, "'serial' cannot be a table"),
         (drive("fd = 7"), 4, "cannot be used with"),

@@ -1,9 +1,6 @@
 //! The drive as a vfio-user device: configuration space, BAR0, interrupts, resets.
-//!
-//! BAR0 holds the controller's registers in its first page, the doorbells in the pages after it, then the MSI-X
-//! table and, a page further, its pending bits.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +12,7 @@ use outboard_nvme::controller::{
 };
 use outboard_pci::{
     Bar, BarIndex, BarKind, BuildError, Builder, ConfigSpace, Effect as ConfigEffect, Express, Identity,
-    Msix, MsixTable, PowerManagement,
+    PowerManagement,
 };
 use outboard_vfio_user::counters::Messages;
 use outboard_vfio_user::device::{CONFIG, Description, Device, Irq, Mappable, Region, Reply};
@@ -23,15 +20,16 @@ use outboard_vfio_user::dma;
 use outboard_vfio_user::server::{Connection, serve};
 use outboard_vfio_user::wire::{IrqIndex, SparseArea};
 
-use super::doorbells::Doorbells;
-use super::machine::Machine;
+use super::bar0::{Bar0, Layout, PAGE, Part};
+use super::machine::{Machine, Msix, SharedMsix};
+use super::mirror::Mirror;
 use super::options::{DoorbellMode, Options};
-use super::worker::Worker;
+use super::worker::{Client, Worker};
 use crate::control::Service;
 use crate::disk::{Backend, OpenError};
 
-/// The unit of the BAR's layout and of what clients map. A client whose pages are larger needs the whole BAR.
-const PAGE: u64 = 4096;
+/// The least size of a BAR that is mapped whole: the largest page of a host that cannot map less.
+const LARGEST_PAGE: u64 = 0x1_0000;
 const BAR0: u32 = 0;
 
 /// Red Hat's vendor ID and QEMU's NVMe device: what firmware and drivers know as a virtual drive.
@@ -62,60 +60,20 @@ pub enum DriveError {
     System(#[from] io::Error),
 }
 
-/// Where things are in BAR0, in bytes.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    doorbells: u64,
-    table: u64,
-    pending: u64,
-    size: u64,
-}
-
-impl Layout {
-    fn new(queue_pairs: u16, vectors: u16) -> Self {
-        let pages = |bytes: u64| bytes.next_multiple_of(PAGE);
-        // Two dwords a queue pair, the admin queues' included.
-        let doorbells = pages(u64::from(queue_pairs).saturating_add(1).saturating_mul(8));
-        let table = PAGE.saturating_add(doorbells);
-        let pending = table.saturating_add(pages(u64::from(vectors).saturating_mul(16)));
-        let size = pending.saturating_add(PAGE).next_power_of_two();
-        Self { doorbells, table, pending, size }
-    }
-
-    fn part(&self, offset: u64) -> (Part, u64) {
-        let from = |start: u64| offset.saturating_sub(start);
-        if offset >= self.pending {
-            (Part::Pending, from(self.pending))
-        } else if offset >= self.table {
-            (Part::Table, from(self.table))
-        } else if offset >= PAGE {
-            (Part::Doorbells, from(PAGE))
-        } else {
-            (Part::Registers, offset)
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Registers,
-    Doorbells,
-    Table,
-    Pending,
-}
-
 /// An NVMe drive, ready to be served.
 pub struct Drive {
     description: Description,
     layout: Layout,
     config: Mutex<ConfigSpace>,
-    /// MSI-X Enable of `config`, for the drive's thread.
-    msix_enabled: Arc<AtomicBool>,
+    /// MSI-X of `config`, for the drive's thread.
+    msix: Arc<SharedMsix>,
     /// The level of the interrupt pin.
     pin_raised: Arc<AtomicBool>,
-    msix: Mutex<MsixTable>,
     registers: Arc<Registers>,
-    doorbells: Arc<Doorbells>,
+    doorbells: DoorbellMode,
+    stride: u8,
+    /// The present client's; that of the next one, when there is none.
+    bar: Mutex<Arc<Bar0>>,
     worker: Worker,
     counters: Arc<Counters>,
     messages: Arc<Messages>,
@@ -140,8 +98,9 @@ impl Drive {
             .map(|event| event.try_clone_to_owned())
             .collect::<Result<_, _>>()?;
         let vectors = options.queue_pairs.saturating_add(1);
-        let layout = Layout::new(options.queue_pairs, vectors);
-        let doorbells = Arc::new(Doorbells::new(usize::try_from(layout.doorbells).unwrap_or(usize::MAX))?);
+        let least = if options.doorbells == DoorbellMode::WholeBar { LARGEST_PAGE } else { 0 };
+        let layout = Layout::new(options.queue_pairs, vectors, options.doorbell_stride, least);
+        let bar = Arc::new(Bar0::new(layout)?);
         let controller = Controller::new(
             controller::Options {
                 serial: options.serial,
@@ -151,78 +110,89 @@ impl Drive {
                 queue_entries: options.queue_entries,
                 vectors,
                 shadow_doorbells: options.doorbells == DoorbellMode::Posted,
+                doorbell_stride: options.doorbell_stride,
                 ..controller::Options::default()
             },
             disks,
         )?;
         let (registers, counters) = (controller.registers(), controller.counters());
-        let msix_enabled = Arc::new(AtomicBool::new(false));
+        let msix = Arc::new(SharedMsix::default());
         let pin_raised = Arc::new(AtomicBool::new(false));
-        let machine = Machine::new(doorbells.clone(), msix_enabled.clone(), pin_raised.clone());
+        let machine = Machine::new(bar.clone(), msix.clone(), pin_raised.clone());
         Ok(Self {
-            description: description(layout, vectors, &doorbells, options.doorbells)?,
+            description: description(layout, vectors, options.doorbells),
             layout,
             config: Mutex::new(config_space(layout, vectors)?),
-            msix_enabled,
+            msix,
             pin_raised,
-            msix: Mutex::new(MsixTable::new(vectors)),
             registers,
+            doorbells: options.doorbells,
+            stride: options.doorbell_stride,
             worker: Worker::start(controller, machine, events, options.doorbells)?,
-            doorbells,
+            bar: Mutex::new(bar),
             counters,
             messages: Arc::default(),
             posted: Default::default(),
         })
     }
 
-    fn write_bar0(&self, offset: u64, data: &[u8]) {
-        let (part, at) = self.layout.part(offset);
-        match part {
-            Part::Registers => {
-                if self.registers.write(at, data) == Effect::Wake {
-                    self.worker.wake();
-                }
-            }
-            Part::Doorbells => {
-                if let Some((index, value)) = doorbell_write(offset, data)
-                    && self.doorbells.store(index, value)
-                {
-                    self.posted.add(1);
-                    self.worker.wake();
-                }
-            }
-            Part::Table => lock(&self.msix).write(usize::try_from(at).unwrap_or(usize::MAX), data),
-            // Read-only.
-            Part::Pending => {}
-        }
-    }
-
-    fn read_bar0(&self, offset: u64, into: &mut [u8]) {
-        let (part, at) = self.layout.part(offset);
-        let at_index = usize::try_from(at).unwrap_or(usize::MAX);
-        match part {
-            Part::Registers => self.registers.read(at, into),
-            // What a read gives is the vendor's choice (3.1.24): nothing.
-            Part::Doorbells => into.fill(0),
-            Part::Table => lock(&self.msix).read(at_index, into),
-            Part::Pending => lock(&self.msix).read_pending(at_index, into),
-        }
-    }
-
     fn change_config<T>(&self, change: impl FnOnce(&mut ConfigSpace) -> T) -> T {
         let mut config = lock(&self.config);
         let outcome = change(&mut config);
-        let enabled = config.msix_enabled();
-        if self.msix_enabled.swap(enabled, Ordering::Relaxed) != enabled {
+        if self.msix.set(Msix::of(&config)) {
             // Where interrupts go now, some may be due.
             self.worker.wake();
         }
         outcome
     }
 
+    fn bar(&self) -> Arc<Bar0> {
+        lock(&self.bar).clone()
+    }
+
+    fn write_bar0(&self, bar: &Bar0, offset: u64, data: &[u8]) {
+        let (part, at) = self.layout.part(offset);
+        match part {
+            // Whoever maps the registers meets only one way of writing them.
+            Part::Registers if self.doorbells == DoorbellMode::WholeBar => {
+                bar.write(offset, data);
+                self.worker.wake();
+            }
+            Part::Registers => {
+                if self.registers.write(at, data) == Effect::Wake {
+                    self.worker.wake();
+                }
+            }
+            Part::Doorbells => {
+                if let Some((index, value)) = doorbell_write(offset, data, self.stride)
+                    && bar.set_doorbell(index, value)
+                {
+                    self.posted.add(1);
+                    self.worker.wake();
+                }
+            }
+            Part::Table => {
+                bar.write_table(at, data);
+                // A vector that is not masked any more may be pending.
+                self.worker.wake();
+            }
+            // Read-only.
+            Part::Pending => {}
+        }
+    }
+
+    fn read_bar0(&self, bar: &Bar0, offset: u64, into: &mut [u8]) {
+        match self.layout.part(offset).0 {
+            Part::Registers if self.doorbells != DoorbellMode::WholeBar => self.registers.read(offset, into),
+            // What a read gives is the vendor's choice (3.1.24): nothing.
+            Part::Doorbells => into.fill(0),
+            Part::Registers | Part::Table | Part::Pending => bar.read(offset, into),
+        }
+    }
+
     /// The registers fall back at once; the drive's thread follows.
     fn reset_function(&self) {
-        lock(&self.msix).reset();
+        self.bar().reset_vectors();
         let _ = self.registers.reset();
         self.worker.wake();
     }
@@ -252,30 +222,22 @@ fn config_space(layout: Layout, vectors: u16) -> Result<ConfigSpace, BuildError>
         .pin(1)?
         .power_management(PowerManagement)?
         .express(Express)?
-        .msix(Msix { vectors, table: (bar0, table), pending: (bar0, pending) })?
+        .msix(outboard_pci::Msix { vectors, table: (bar0, table), pending: (bar0, pending) })?
         .build())
 }
 
-fn description(
-    layout: Layout,
-    vectors: u16,
-    doorbells: &Doorbells,
-    mode: DoorbellMode,
-) -> io::Result<Description> {
+fn description(layout: Layout, vectors: u16, mode: DoorbellMode) -> Description {
+    let mappable = |areas, msix| Some(Mappable { file: None, offset: 0, areas, msix });
     let mappable = match mode {
         DoorbellMode::Posted => None,
-        DoorbellMode::Mapped => Some(Mappable {
-            file: Arc::new(doorbells.as_fd().try_clone_to_owned()?),
-            offset: 0,
-            areas: vec![SparseArea { offset: PAGE, size: layout.doorbells }],
-            msix: false,
-        }),
+        DoorbellMode::Mapped => mappable(vec![SparseArea { offset: PAGE, size: layout.doorbells }], false),
+        DoorbellMode::WholeBar => mappable(vec![], true),
     };
-    Ok(Description::pci()
+    Description::pci()
         .region(BAR0, Region { mappable, ..Region::trapped(layout.size) })
         .region(CONFIG, Region::trapped(PAGE))
         .irq(IrqIndex::INTX, Irq::PIN)
-        .irq(IrqIndex::MSIX, Irq::messages(vectors.into())))
+        .irq(IrqIndex::MSIX, Irq::messages(vectors.into()))
 }
 
 impl Device for Drive {
@@ -284,13 +246,20 @@ impl Device for Drive {
     }
 
     fn attach(&self, connection: &Arc<Connection>) {
-        self.worker.attach(connection.clone());
+        let bar = self.bar();
+        let mapped = self.doorbells == DoorbellMode::WholeBar;
+        let mirror = mapped.then(|| Mirror::new(bar.clone(), self.registers.clone()));
+        self.worker.attach(Client { connection: connection.clone(), bar, mirror });
+    }
+
+    fn file(&self, region: u32) -> Option<Arc<OwnedFd>> {
+        (region == BAR0).then(|| self.bar().file())
     }
 
     fn detach(&self) {
         // The queues lay in the client's memory, so nothing of the controller's state outlives it.
         self.change_config(ConfigSpace::reset);
-        lock(&self.msix).reset();
+        self.bar().reset_vectors();
         let _ = self.registers.power_cycle();
         self.worker.wake();
         self.worker.detach();
@@ -300,8 +269,9 @@ impl Device for Drive {
         let mut data = vec![0; length];
         match region {
             BAR0 => {
+                let bar = self.bar();
                 for (at, range) in pages(offset, length) {
-                    self.read_bar0(at, data.get_mut(range).unwrap_or_default());
+                    self.read_bar0(&bar, at, data.get_mut(range).unwrap_or_default());
                 }
             }
             CONFIG => lock(&self.config).read(usize::try_from(offset).unwrap_or(usize::MAX), &mut data),
@@ -313,8 +283,9 @@ impl Device for Drive {
     fn write(&self, region: u32, offset: u64, data: &[u8], reply: Reply<()>) {
         match region {
             BAR0 => {
+                let bar = self.bar();
                 for (at, range) in pages(offset, data.len()) {
-                    self.write_bar0(at, data.get(range).unwrap_or_default());
+                    self.write_bar0(&bar, at, data.get(range).unwrap_or_default());
                 }
                 if self.pin_raised.load(Ordering::Acquire) {
                     // This may lower it. The client's next command may unmask it, which interrupts at once if it is
@@ -348,6 +319,10 @@ impl Device for Drive {
 
 impl Service for Drive {
     fn serve(&self, stream: UnixStream) {
+        match Bar0::new(self.layout) {
+            Ok(bar) => *lock(&self.bar) = Arc::new(bar),
+            Err(error) => return tracing::error!(%error, "no memory for a client's BAR0: it is sent away"),
+        }
         match serve(stream, self, &self.messages) {
             Ok(()) => tracing::info!("the client left"),
             Err(error) => {

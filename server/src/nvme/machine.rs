@@ -1,16 +1,17 @@
-//! The machine around the controller: the client's memory and interrupts, and the doorbells.
+//! The machine around the controller: the client's memory and interrupts, and its BAR0.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
 use outboard_nvme::Iova;
 use outboard_nvme::controller::{Direction, DmaError, Host};
+use outboard_pci::ConfigSpace;
 use outboard_vfio_user::dma::{self, Access, View};
 use outboard_vfio_user::server::Connection;
 use outboard_vfio_user::wire::IrqIndex;
 use vm_memory::VolatileSlice;
 
-use super::doorbells::Doorbells;
+use super::bar0::Bar0;
 use crate::disk::{PinHost, PinnedBytes};
 
 /// A client, as the controller's thread uses it.
@@ -19,28 +20,65 @@ struct Guest {
     view: View,
 }
 
+/// Message Control of the MSI-X capability (PCI Local Bus 3.0, section 6.8.2.3), for the drive's thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Msix {
+    Disabled,
+    Enabled,
+    /// With Function Mask.
+    Masked,
+}
+
+impl Msix {
+    pub(super) fn of(config: &ConfigSpace) -> Self {
+        match (config.msix_enabled(), config.msix_masked()) {
+            (false, _) => Self::Disabled,
+            (true, false) => Self::Enabled,
+            (true, true) => Self::Masked,
+        }
+    }
+}
+
+/// An [`Msix`] that two threads share.
+#[derive(Debug, Default)]
+pub(super) struct SharedMsix(AtomicU8);
+
+impl SharedMsix {
+    #[inline]
+    fn get(&self) -> Msix {
+        match self.0.load(Ordering::Acquire) {
+            0 => Msix::Disabled,
+            1 => Msix::Enabled,
+            _ => Msix::Masked,
+        }
+    }
+
+    /// Sets it; whether that changed it.
+    pub(super) fn set(&self, msix: Msix) -> bool {
+        let value = msix as u8;
+        self.0.swap(value, Ordering::AcqRel) != value
+    }
+}
+
 /// What the controller is plugged into. Without a client there is no memory, and interrupts are nobody's.
 pub(super) struct Machine {
     guest: Option<Guest>,
-    doorbells: Arc<Doorbells>,
-    msix_enabled: Arc<AtomicBool>,
+    /// The present client's, or the last one's.
+    bar: Arc<Bar0>,
+    msix: Arc<SharedMsix>,
     pin_raised: Arc<AtomicBool>,
 }
 
 impl Machine {
-    /// A machine without a client. `msix_enabled` is MSI-X Enable of the configuration space; `pin_raised` tells
-    /// others of the pin.
-    pub(super) fn new(
-        doorbells: Arc<Doorbells>,
-        msix_enabled: Arc<AtomicBool>,
-        pin_raised: Arc<AtomicBool>,
-    ) -> Self {
-        Self { guest: None, doorbells, msix_enabled, pin_raised }
+    /// A machine without a client. `msix` is that of the configuration space; `pin_raised` tells others of the pin.
+    pub(super) fn new(bar: Arc<Bar0>, msix: Arc<SharedMsix>, pin_raised: Arc<AtomicBool>) -> Self {
+        Self { guest: None, bar, msix, pin_raised }
     }
 
-    /// A client came.
-    pub(super) fn attach(&mut self, connection: Arc<Connection>) {
+    /// A client came, and uses `bar`.
+    pub(super) fn attach(&mut self, connection: Arc<Connection>, bar: Arc<Bar0>) {
         self.guest = Some(Guest { view: connection.view(), connection });
+        self.bar = bar;
     }
 
     /// The client went: its memory is let go of.
@@ -66,6 +104,30 @@ impl Machine {
         if let Some(guest) = &mut self.guest {
             guest.view.release();
         }
+    }
+
+    #[inline]
+    fn is_masked(&self, vector: u16) -> bool {
+        self.msix.get() == Msix::Masked || self.bar.is_masked(vector)
+    }
+
+    fn trigger(&self, vector: u16) {
+        if let Some(guest) = &self.guest {
+            guest.connection.interrupts().trigger(IrqIndex::MSIX, vector.into());
+        }
+    }
+
+    /// Raises the interrupts that were held back and are masked no more; true if there was one.
+    #[inline]
+    pub(super) fn raise_pending(&self) -> bool {
+        let mut raised = false;
+        for vector in self.bar.pending() {
+            if !self.is_masked(vector) && self.bar.set_pending(vector, false) {
+                self.trigger(vector);
+                raised = true;
+            }
+        }
+        raised
     }
 
     #[inline]
@@ -122,17 +184,23 @@ impl Host for Machine {
 
     #[inline]
     fn doorbell(&mut self, index: usize) -> u32 {
-        self.doorbells.load(index)
+        self.bar.doorbell(index)
     }
 
     fn set_doorbell(&mut self, index: usize, value: u32) {
-        self.doorbells.store(index, value);
+        self.bar.set_doorbell(index, value);
     }
 
     fn interrupt(&mut self, vector: u16) {
-        if let Some(guest) = &self.guest {
-            guest.connection.interrupts().trigger(IrqIndex::MSIX, vector.into());
+        if self.is_masked(vector) {
+            self.bar.set_pending(vector, true);
+            // Either we see that the guest unmasked it meanwhile, or the next look at the pending bits does.
+            fence(Ordering::SeqCst);
+            if self.is_masked(vector) || !self.bar.set_pending(vector, false) {
+                return;
+            }
         }
+        self.trigger(vector);
     }
 
     fn interrupt_line(&mut self, asserted: bool) {
@@ -146,7 +214,7 @@ impl Host for Machine {
 
     #[inline]
     fn pin_in_use(&self) -> bool {
-        !self.msix_enabled.load(Ordering::Relaxed)
+        self.msix.get() == Msix::Disabled
     }
 }
 

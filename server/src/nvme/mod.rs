@@ -4,9 +4,10 @@
 //! are memory, and never waits for the drive (`device`). The drive's thread owns the controller (`worker`)
 //! and reaches the client through the `machine`. The disks' kernel threads do the I/O.
 
+mod bar0;
 mod device;
-mod doorbells;
 mod machine;
+mod mirror;
 mod options;
 mod worker;
 

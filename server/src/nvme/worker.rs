@@ -19,7 +19,9 @@ use outboard_nvme::controller::Controller;
 use outboard_vfio_user::device::Reply;
 use outboard_vfio_user::server::Connection;
 
+use super::bar0::Bar0;
 use super::machine::Machine;
+use super::mirror::Mirror;
 use super::options::DoorbellMode;
 use crate::disk::Backend;
 
@@ -35,7 +37,7 @@ const LONG_NAP: Duration = Duration::from_millis(1);
 
 /// What the drive's thread is told.
 enum Order {
-    Attach(Arc<Connection>),
+    Attach(Client),
     /// Answered when no memory of the client is in use but what is pinned by I/O under way.
     Detach(SyncSender<()>),
     /// Answered when what was written before has been looked at.
@@ -44,6 +46,14 @@ enum Order {
     Reset(Reply<()>),
     /// Answered when everything that was under way is done and flushed.
     Stop,
+}
+
+/// A client, and the BAR0 that it was given.
+pub(super) struct Client {
+    pub(super) connection: Arc<Connection>,
+    pub(super) bar: Arc<Bar0>,
+    /// If it may map the registers.
+    pub(super) mirror: Option<Mirror>,
 }
 
 /// How the thread is woken.
@@ -101,6 +111,7 @@ impl Worker {
             bell: bell.clone(),
             orders: received,
             next_client: None,
+            mirror: None,
             resets: Vec::new(),
         };
         let span = tracing::Span::current();
@@ -121,8 +132,8 @@ impl Worker {
     }
 
     /// A client came.
-    pub(super) fn attach(&self, connection: Arc<Connection>) {
-        self.order(Order::Attach(connection));
+    pub(super) fn attach(&self, client: Client) {
+        self.order(Order::Attach(client));
     }
 
     /// The client went. When this returns its memory is used no more, but by I/O that was under way, which
@@ -172,7 +183,9 @@ struct Drive {
     orders: Receiver<Order>,
     /// A client that came while I/O of the one before was under way. It may use the registers, and the
     /// controller becomes ready when that I/O is over: its data must not land in the new client's memory.
-    next_client: Option<Arc<Connection>>,
+    next_client: Option<Client>,
+    /// The present client's registers, if it may map them.
+    mirror: Option<Mirror>,
     /// Resets that wait for I/O under way.
     resets: Vec<Reply<()>>,
 }
@@ -188,7 +201,9 @@ impl Drive {
         loop {
             self.machine.refresh();
             let settled = self.settle();
-            let progress = self.controller.poll(&mut self.machine);
+            let mut progress = self.controller.poll(&mut self.machine);
+            progress |= self.machine.raise_pending();
+            progress |= self.mirror.as_mut().is_some_and(Mirror::look);
             if self.bell.rung.load(Ordering::Relaxed) && self.bell.rung.swap(false, Ordering::Acquire) {
                 self.obey(&mut life);
                 quiet_since = None;
@@ -215,10 +230,16 @@ impl Drive {
     /// Does what waits for I/O under way to end; true if that was anything.
     fn settle(&mut self) -> bool {
         if self.next_client.is_some() && self.controller.in_flight() == 0 {
-            self.next_client.take().into_iter().for_each(|connection| self.machine.attach(connection));
+            if let Some(Client { connection, bar, mirror }) = self.next_client.take() {
+                self.machine.attach(connection, bar);
+                self.mirror = mirror;
+            }
             return true;
         }
         if !self.resets.is_empty() && self.controller.is_quiet() {
+            self.mirror.iter_mut().for_each(|mirror| {
+                mirror.look();
+            });
             self.resets.drain(..).for_each(|reply| reply.ok(()));
             return true;
         }
@@ -230,12 +251,13 @@ impl Drive {
             match self.orders.try_recv() {
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) | Ok(Order::Stop) => return *life = Life::Stopping,
-                Ok(Order::Attach(connection)) => self.next_client = Some(connection),
+                Ok(Order::Attach(client)) => self.next_client = Some(client),
                 Ok(Order::Detach(done)) => {
                     self.next_client = None;
                     // The registers were reset: the controller sees it and drops its queues.
                     self.controller.poll(&mut self.machine);
                     self.machine.detach();
+                    self.mirror = None;
                     // An error: nobody waits any more.
                     let _ = done.send(());
                 }
@@ -250,12 +272,13 @@ impl Drive {
 
     /// Sleeps until there may be something to do.
     fn sleep(&mut self, quiet: Duration) {
-        let in_use = self.machine.is_attached() && !self.controller.is_quiet();
+        // A guest that stores to mapped registers wakes nobody, not even when it enables the controller.
+        let in_use = self.machine.is_attached() && (self.mirror.is_some() || !self.controller.is_quiet());
         let nap = match self.doorbells {
             _ if !in_use => None,
             // Also where doorbells are posted: asking a busy host to ring would cost a message for each batch.
             _ if quiet < ALERT => Some(SHORT_NAP),
-            DoorbellMode::Mapped => Some(LONG_NAP),
+            DoorbellMode::Mapped | DoorbellMode::WholeBar => Some(LONG_NAP),
             DoorbellMode::Posted => None,
         };
         self.bell.asleep.store(true, Ordering::Relaxed);
@@ -265,6 +288,7 @@ impl Drive {
             // What was written is looked at first.
         } else if unarmed || self.controller.prepare_sleep(&mut self.machine) {
             self.machine.release();
+            self.mirror.iter().for_each(Mirror::restore);
             // Interrupts that wait for more completions.
             let due = self.controller.deadline().map(|at| at.saturating_duration_since(Instant::now()));
             self.wait(nap.into_iter().chain(due).min());

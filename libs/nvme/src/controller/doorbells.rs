@@ -23,7 +23,7 @@ pub(super) struct Doorbells {
     shadow: Option<Shadow>,
 }
 
-/// The place of a doorbell in either page; strides are a dword (CAP.DSTRD = 0).
+/// The place of a doorbell in either page; strides are a dword: with others there are no shadow doorbells.
 fn place(page: Iova, index: usize) -> Iova {
     Iova(page.0.wrapping_add((index as u64).wrapping_mul(4)))
 }

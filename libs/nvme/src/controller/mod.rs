@@ -65,7 +65,7 @@ pub use counters::{Counter, Counters};
 pub use disk::{Disk, DiskError, Geometry, LbaRange, Operation, Submission, Tag};
 pub use host::{Direction, DmaError, Host, Segment};
 pub use options::{InvalidOptions, Options};
-pub use registers::{Effect, Registers, doorbell_write};
+pub use registers::{Effect, Registers, Snapshot, doorbell_write};
 
 use crate::spec::{Status, SubmissionEntry};
 use crate::{Lba, Nsid, QueueId};

@@ -24,8 +24,10 @@ pub struct Options {
     pub vectors: u16,
     /// MDTS: log2 of the largest transfer, in pages of 4 KiB; 1 to 9.
     pub max_transfer_shift: u8,
-    /// Offer Doorbell Buffer Config: for doorbells whose every write is a message.
+    /// Offer Doorbell Buffer Config: for doorbells whose every write is a message. Only with a stride of 0.
     pub shadow_doorbells: bool,
+    /// CAP.DSTRD: doorbells are `4 << doorbell_stride` bytes apart; 0 to 15.
+    pub doorbell_stride: u8,
 }
 
 impl Default for Options {
@@ -41,6 +43,7 @@ impl Default for Options {
             vectors: 65,
             max_transfer_shift: 7,
             shadow_doorbells: false,
+            doorbell_stride: 0,
         }
     }
 }
@@ -90,6 +93,13 @@ impl Options {
             ("interrupt vectors", self.vectors.into(), 1, 2048),
             ("doublings of a page of data", self.max_transfer_shift.into(), 1, 9),
             ("namespaces", namespaces, 0, MAX_NAMESPACES),
+            // The shadow doorbells of many queues with gaps between them do not fit into their one page.
+            (
+                "doublings of the doorbells' distance",
+                self.doorbell_stride.into(),
+                0,
+                if self.shadow_doorbells { 0 } else { 15 },
+            ),
         ] {
             if value < least || value > most {
                 return Err(InvalidOptions::Number { what, value, least, most });
@@ -103,6 +113,7 @@ impl Options {
         Capabilities::default()
             .with_max_queue_entries(largest)
             .with_contiguous_queues(true)
+            .with_doorbell_stride(self.doorbell_stride)
             // 30 s: a reset waits for the disks.
             .with_timeout(60)
             .with_subsystem_reset(true)

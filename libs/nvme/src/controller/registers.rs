@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::Iova;
 use crate::spec::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, DOORBELLS, Register, Version,
+    doorbell_offset,
 };
 
 #[cfg(test)]
@@ -38,6 +39,10 @@ pub struct Registers {
     subsystem_reset: AtomicBool,
     power_cycles: AtomicU32,
 }
+
+/// What the registers hold at one moment, to find out whether they changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot([u64; 5], u32, bool);
 
 /// CC together with how often it was disabled, so that no falling edge of EN is missed, however quickly it
 /// rises again.
@@ -134,6 +139,19 @@ impl Registers {
             rest = more;
         }
         effect
+    }
+
+    /// What they hold now.
+    #[inline]
+    pub fn snapshot(&self) -> Snapshot {
+        let wide = [&self.control, &self.status, &self.admin_submission, &self.admin_completion];
+        let [control, status, submission, completion] = wide.map(|word| word.load(Ordering::Acquire));
+        let attributes = self.admin_attributes.load(Ordering::Acquire);
+        Snapshot(
+            [control, status, submission, completion, attributes.into()],
+            self.interrupt_mask(),
+            self.subsystem_reset.load(Ordering::Acquire),
+        )
     }
 
     /// The power goes and comes back, as when the client is gone: [`Registers::reset`] and what only a power
@@ -288,14 +306,15 @@ impl Control {
 }
 
 /// Which doorbell a write of BAR0 hits, as an index for [`super::Host::doorbell`], and the value. An access
-/// that is not a whole aligned dword (3.1.24) rings nothing.
-pub fn doorbell_write(offset: u64, from: &[u8]) -> Option<(usize, u32)> {
+/// that is not a whole aligned dword (3.1.24) rings nothing. `stride` is CAP.DSTRD.
+pub fn doorbell_write(offset: u64, from: &[u8], stride: u8) -> Option<(usize, u32)> {
     let value = u32::from_le_bytes(from.try_into().ok()?);
     let bytes = offset.checked_sub(u64::from(DOORBELLS))?;
-    if !bytes.is_multiple_of(4) {
+    let apart = doorbell_offset(1, stride).saturating_sub(u64::from(DOORBELLS));
+    if bytes.checked_rem(apart) != Some(0) {
         return None;
     }
-    Some((usize::try_from(bytes / 4).ok()?, value))
+    Some((usize::try_from(bytes.checked_div(apart)?).ok()?, value))
 }
 
 const HIGH_CAP: Register = Register(0x04);

@@ -64,10 +64,11 @@ pub const fn doorbell_index(queue: QueueId, completion: bool) -> usize {
     (queue.0 as usize) << 1 | completion as usize
 }
 
-/// The offset in bytes from the start of BAR 0 of the doorbell at `index`, with CAP.DSTRD `stride`.
+/// The offset in bytes from the start of BAR 0 of the doorbell at `index`, with CAP.DSTRD `stride`;
+/// `u64::MAX` if there is no such number.
 pub const fn doorbell_offset(index: usize, stride: u8) -> u64 {
-    let shift = (stride as u32 & 0xf).wrapping_add(2);
-    (DOORBELLS as u64).wrapping_add((index as u64).wrapping_shl(shift))
+    let apart = 4_u64.wrapping_shl(stride as u32 & 0xf);
+    (DOORBELLS as u64).saturating_add((index as u64).saturating_mul(apart))
 }
 
 bit_fields! {

@@ -42,7 +42,7 @@ pub(super) fn execute(connection: &Arc<Connection>, device: &dyn Device, mut req
             connection.finish(ticket, Ok((WireReply::Info(info), vec![])));
         }
         Command::GetRegionInfo(query) => {
-            let answer = region(device, query.index).and_then(|region| region_info(region, query));
+            let answer = region(device, query.index).and_then(|region| region_info(device, region, query));
             connection.finish(ticket, answer);
         }
         Command::GetRegionIoFds(query) => {
@@ -119,7 +119,7 @@ fn region(device: &dyn Device, index: u32) -> Result<&Region, Errno> {
     device.description().regions.get(index as usize).ok_or(Errno::EINVAL)
 }
 
-fn region_info(region: &Region, query: Query) -> Answer<'static> {
+fn region_info(device: &dyn Device, region: &Region, query: Query) -> Answer<'static> {
     let mut flags = RegionFlags::default();
     for (set, flag) in [
         (region.readable, RegionFlags::READ),
@@ -142,7 +142,8 @@ fn region_info(region: &Region, query: Query) -> Answer<'static> {
         }
         // With the reply that the client can use, not with the one that only says how much room it needs.
         if info.encoded_size() <= query.argsz {
-            descriptors.push(copy(file)?);
+            let own = if file.is_none() { device.file(query.index) } else { None };
+            descriptors.push(copy(file.as_ref().or(own.as_ref()).ok_or(Errno::EIO)?)?);
         }
     }
     Ok((WireReply::region_info(info, query.argsz), descriptors))
@@ -168,6 +169,7 @@ fn io_fds(region: &Region, query: Query, limit: usize) -> Answer<'static> {
             // KVM_IOEVENTFD_FLAG_DATAMATCH
             flags: u32::from(ioeventfd.datamatch.is_some()),
             datum: ioeventfd.datamatch.unwrap_or(0),
+            shadow: None,
         }
     });
     let fds = IoFds::new(query.index, entries.collect());

@@ -82,11 +82,7 @@ pub(crate) fn serve_at<D: Device + 'static>(
         let (device, messages) = (device.clone(), messages.clone());
         move || serve(theirs, &*device, &messages)
     });
-    let socket = Socket::new(ours).unwrap();
-    (
-        Client { socket, framer: Framer::new(), arrived: VecDeque::new(), id: 100, looks: false },
-        Served { thread, messages },
-    )
+    (Client::over(ours), Served { thread, messages })
 }
 
 /// A client past VERSION.
@@ -101,6 +97,12 @@ pub(crate) fn open_with<D: Device + 'static>(device: &Arc<D>, version: &Version)
 }
 
 impl Client {
+    /// A client at the other end of `stream`.
+    pub(crate) fn over(stream: UnixStream) -> Self {
+        let socket = Socket::new(stream).unwrap();
+        Self { socket, framer: Framer::new(), arrived: VecDeque::new(), id: 100, looks: false }
+    }
+
     /// Sends bytes as they are.
     pub(crate) fn send_bytes(&mut self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
         assert!(self.try_send(bytes, descriptors), "the server does not read");

@@ -73,7 +73,7 @@ impl Poller {
             size: 4096,
             readable: true,
             writable: true,
-            mappable: Some(Mappable { file, offset: 0, areas: vec![], msix: false }),
+            mappable: Some(Mappable { file: Some(file), offset: 0, areas: vec![], msix: false }),
             ioeventfds: vec![],
         };
         let irq = Irq { count: 4, flags: IrqFlags::EVENTFD };

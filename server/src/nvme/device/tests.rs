@@ -1,4 +1,4 @@
-//! The device without a client: where things are in BAR0, and accesses of any width to any of it.
+//! The device without a client: accesses of any width to any of BAR0, resets.
 
 use std::ops::Deref;
 use std::sync::mpsc;
@@ -36,6 +36,7 @@ fn drive(doorbells: DoorbellMode) -> Running {
     let options = Options {
         namespaces: vec!["ram:1M".parse().unwrap()],
         doorbells,
+        doorbell_stride: 0,
         queue_pairs: QUEUE_PAIRS,
         queue_entries: 64,
         serial: "s".into(),
@@ -74,42 +75,19 @@ fn capability(drive: &Drive, id: u8) -> u64 {
 }
 
 #[test]
-fn the_parts_of_bar0_are_apart_for_any_number_of_queues() {
-    for queue_pairs in 1..=1024_u16 {
-        let vectors = queue_pairs + 1;
-        let layout = Layout::new(queue_pairs, vectors);
-        assert!(layout.size.is_power_of_two());
-        // What is mapped: whole pages, with every doorbell and nothing else.
-        assert!(layout.doorbells.is_multiple_of(PAGE));
-        assert!(layout.doorbells >= (u64::from(queue_pairs) + 1) * 8);
-        assert!(PAGE + layout.doorbells <= layout.table);
-        assert!(layout.table + u64::from(vectors) * 16 <= layout.pending);
-        assert!(layout.pending + u64::from(vectors).div_ceil(64) * 8 <= layout.size);
-        assert!(layout.table.is_multiple_of(PAGE) && layout.pending.is_multiple_of(PAGE));
-        for (offset, part, at) in [
-            (0, Part::Registers, 0),
-            (PAGE - 1, Part::Registers, PAGE - 1),
-            (PAGE, Part::Doorbells, 0),
-            (layout.table - 1, Part::Doorbells, layout.doorbells - 1),
-            (layout.table, Part::Table, 0),
-            (layout.pending, Part::Pending, 0),
-            (layout.size - 1, Part::Pending, layout.size - 1 - layout.pending),
-        ] {
-            assert_eq!(layout.part(offset), (part, at), "{queue_pairs} queue pairs");
-        }
-        config_space(layout, vectors).unwrap();
-    }
-}
-
-#[test]
 fn what_can_be_mapped() {
     let mapped = drive(DoorbellMode::Mapped);
     let regions = &mapped.description().regions;
     let mappable = regions[0].mappable.as_ref().unwrap();
     assert_eq!(mappable.areas, [SparseArea { offset: PAGE, size: mapped.layout.doorbells }]);
     assert_eq!((mappable.offset, mappable.msix), (0, false));
-    let file = nix::sys::stat::fstat(&mappable.file).unwrap().st_size;
+    let file = nix::sys::stat::fstat(mapped.file(BAR0).unwrap()).unwrap().st_size;
     assert!(file as u64 >= PAGE + mapped.layout.doorbells, "no store faults");
+    let whole = drive(DoorbellMode::WholeBar);
+    let mappable = whole.description().regions[0].mappable.as_ref().unwrap();
+    assert!(mappable.areas.is_empty() && mappable.msix, "all of it");
+    assert_eq!(nix::sys::stat::fstat(whole.file(BAR0).unwrap()).unwrap().st_size as u64, whole.layout.size);
+    assert!(whole.layout.size >= 0x1_0000);
     let posted = drive(DoorbellMode::Posted);
     // QEMU posts no write to a device of which anything can be mapped.
     assert!(posted.description().regions.iter().all(|region| region.mappable.is_none()));
@@ -160,7 +138,7 @@ const ACQ_END: u64 = 0x38;
 
 /// Offsets around what matters in BAR0. Not CC: what follows from that is the controller's.
 fn place() -> impl Strategy<Value = u64> {
-    let layout = Layout::new(QUEUE_PAIRS, QUEUE_PAIRS + 1);
+    let layout = Layout::new(QUEUE_PAIRS, QUEUE_PAIRS + 1, 0, 0);
     prop_oneof![
         AQA..0x60_u64,
         PAGE - 24..PAGE + 24,
@@ -208,7 +186,7 @@ proptest! {
             let length = length.min(size - offset as usize);
             prop_assert_eq!(read(&drive, BAR0, offset, length), &bar[offset as usize..][..length]);
         }
-        let doorbells: Vec<u32> = (0..model.doorbells.len()).map(|index| drive.doorbells.load(index)).collect();
+        let doorbells: Vec<u32> = (0..model.doorbells.len()).map(|index| drive.bar().doorbell(index)).collect();
         prop_assert_eq!(doorbells, model.doorbells);
         prop_assert_eq!(drive.posted.get(), model.rung);
     }

@@ -183,11 +183,14 @@ fn only_the_power_and_the_host_take_back_that_the_subsystem_was_reset() {
 
 #[test]
 fn only_aligned_dwords_ring_doorbells() {
-    assert_eq!(doorbell_write(0x1000, &[1, 2, 0, 0]), Some((0, 0x201)));
-    assert_eq!(doorbell_write(0x100c, &[9, 0, 0, 0]), Some((3, 9)));
+    assert_eq!(doorbell_write(0x1000, &[1, 2, 0, 0], 0), Some((0, 0x201)));
+    assert_eq!(doorbell_write(0x100c, &[9, 0, 0, 0], 0), Some((3, 9)));
     for (offset, bytes) in [(0xffc, 4), (0x1002, 4), (0x1001, 1), (0x1000, 2), (0x1000, 8), (0x1000, 0)] {
-        assert_eq!(doorbell_write(offset, &vec![0; bytes]), None);
+        assert_eq!(doorbell_write(offset, &vec![0; bytes], 0), None);
     }
+    // Each doorbell in its own page.
+    assert_eq!(doorbell_write(0x3000, &[7, 0, 0, 0], 10), Some((2, 7)));
+    assert_eq!(doorbell_write(0x3004, &[7, 0, 0, 0], 10), None);
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Plain {
         let region = |size| Region { size, readable: true, writable: true, ..Region::default() };
         let mut regions = vec![Region::default(); REGIONS as usize];
         regions[REGISTERS as usize] = Region {
-            mappable: Some(Mappable { file, offset: 0, areas, msix: true }),
+            mappable: Some(Mappable { file: Some(file), offset: 0, areas, msix: true }),
             ioeventfds: vec![ioeventfd(0x1000), ioeventfd(0x1008)],
             ..region(REGISTERS_SIZE)
         };
