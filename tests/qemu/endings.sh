@@ -7,8 +7,8 @@ resets() {
   local -A after
   truncate -s 256M "$image"
   drive_start "$image" 4096 "$doorbells"
-  device="{\"id\":\"drive\",\"bus\":\"port\",${drive[1]#\{}"
-  drive=(-device "pcie-root-port,id=port,chassis=1" -device "$device")
+  device="{\"id\":\"drive\",\"bus\":\"pcie.1\",${drive[1]#\{}"
+  drive=(-device "pcie-root-port,id=pcie.1,chassis=1" -device "$device")
   guest_start resets "resets=$2 rebinds=$3 rescans=$4 replugs=$replugs"
   for ((round = 0; round < replugs; round++)); do
     guest_until unplug $((120 + 4 * ($2 + $3 + $4)))
@@ -82,6 +82,19 @@ no_descriptors() {
   check "$scenario: completions and data went by DMA_WRITE" test "${after[messages.dma_write]:-0}" -ge "${after[ios.total]}"
 }
 
+# sees_fatal_status SECONDS: CSTS.CFS, as the guest's processor reads it, within that time.
+sees_fatal_status() {
+  local line deadline=$((SECONDS + $1))
+  while [ $SECONDS -lt "$deadline" ]; do
+    sleep 0.2
+    monitor human-monitor-command '{"command-line": "info pci"}' || return
+    [[ $line =~ 1b36:0010.*BAR0:\ 64\ bit\ memory\ at\ (0x[0-9a-f]{1,12})\  ]] || continue
+    monitor human-monitor-command "{\"command-line\": \"xp /1xw $((BASH_REMATCH[1] + 0x1c))\"}" || return
+    [[ ! $line =~ :\ (0x[0-9a-f]{8}) ]] || [ $((BASH_REMATCH[1] & 2)) -eq 0 ] || return 0
+  done
+  false
+}
+
 # private_memory DOORBELLS: QEMU has mapped the guest's memory privately, and hands over its descriptor all the same.
 private_memory() {
   local doorbells=$1 image=$work/disk.img descriptor memfd=''
@@ -89,13 +102,13 @@ private_memory() {
   memory=("${shared_memory[@]/share=on/share=off}")
   truncate -s 128M "$image"
   drive_start "$image" 4096 "$doorbells"
-  # Linux looks at CSTS when a command takes too long.
-  guest_start dead nvme_core.admin_timeout=3
+  guest_start dead nvme_core.admin_timeout=5
   for descriptor in "/proc/$qemu/fd"/*; do
     [[ $(readlink "$descriptor") != *memfd:memory-backend* ]] || memfd=$descriptor
   done
   exec {file}<"$memfd"
-  guest_until end 120
+  check "$scenario: the controller shows a fatal status while the guest boots" sees_fatal_status 60
+  guest_until end 200
   check "$scenario: nothing was written to memory that is not the guest's" cmp -n $((512 << 20)) "/proc/self/fd/$file" /dev/zero
   exec {file}<&-
   counters after

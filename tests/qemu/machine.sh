@@ -29,9 +29,9 @@ guest_start() {
   monitor qmp_capabilities
 }
 
-# monitor COMMAND [ARGUMENTS]: of QEMU's monitor (QMP), the arguments in JSON; false with QEMU's words when it refuses.
+# monitor COMMAND [ARGUMENTS]: of QEMU's monitor (QMP), the arguments in JSON; leaves what it says in `line`. False when
+# it refuses.
 monitor() {
-  local line
   echo "{\"execute\": \"$1\"${2:+, \"arguments\": $2}}" >&"$to_monitor"
   while IFS= read -r -t 30 -u "$from_monitor" line; do
     case $line in

@@ -11,7 +11,7 @@ driver=/sys/bus/pci/drivers/nvme
 fact reset_method "$(cat "$function/reset_method")"
 
 step "$resets resets under fio"
-load
+check "fio keeps the drive busy" load
 round=0
 while [ $round -lt "$resets" ]; do
   # So many more that none of those that the last reset cut off is left: Linux tries a command only so often.

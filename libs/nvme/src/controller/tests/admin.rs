@@ -84,7 +84,7 @@ fn identify_of_the_command_set_knows_the_nvm_set_only() {
 #[test]
 fn bad_commands_get_the_status_that_the_specification_names() {
     let mut machine = ready();
-    for opcode in [AdminOpcode(0x80), AdminOpcode(0xc0), AdminOpcode(0x10), AdminOpcode(0x7c), AdminOpcode(3)]
+    for opcode in [AdminOpcode(0x84), AdminOpcode(0xc0), AdminOpcode(0x10), AdminOpcode(0x7c), AdminOpcode(3)]
     {
         assert_eq!(machine.admin(opcode, 0, 0, 0), Err(Status::INVALID_OPCODE), "{opcode:?}");
     }

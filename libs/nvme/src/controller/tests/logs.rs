@@ -58,7 +58,7 @@ fn log_pages_have_bounds() {
 fn failures_stand_in_the_error_log_the_newest_first() {
     let mut machine = ready();
     for round in 0..70_u32 {
-        let opcode = if round % 2 == 0 { 0x80 } else { 0x81 };
+        let opcode = if round % 2 == 0 { 0x84 } else { 0x81 };
         machine.admin(AdminOpcode(opcode), round, 0, 0).unwrap_err();
     }
     log(&mut machine, LogPageId::ERROR_INFORMATION, 0, 4096, false).unwrap();

@@ -1,6 +1,7 @@
 //! The controller against a host and disks in memory.
 
 mod admin;
+mod format;
 mod interleaving;
 mod interrupts;
 mod io;
@@ -10,3 +11,4 @@ pub(crate) mod machine;
 mod media;
 mod power;
 mod shadow;
+mod statuses;

@@ -213,7 +213,14 @@ struct Null;
 
 impl Disk<Remote> for Null {
     fn geometry(&self) -> Geometry {
-        Geometry { block_shift: 9, blocks: 64, read_only: false, volatile_cache: false, deallocates: false }
+        Geometry {
+            block_shift: 9,
+            formats: &[9],
+            blocks: 64,
+            read_only: false,
+            volatile_cache: false,
+            deallocates: false,
+        }
     }
     fn submit(&mut self, _: &mut Remote, _: Tag, _: Operation<'_>) -> Submission {
         Submission::Done(Ok(()))
