@@ -13,8 +13,9 @@ use nix::errno::Errno;
 use nix::libc;
 use outboard_vfio_user::memory::Access;
 
-use crate::client::{mapping, memory, open};
-use crate::devices::Messenger;
+use outboard_tests::conformance::{mapping, memory};
+use outboard_tests::in_process::open;
+use outboard_tests::plain::Plain;
 
 // Operations of FUSE (fuse(4), linux/fuse.h).
 const LOOKUP: u32 = 1;
@@ -106,9 +107,9 @@ fn memory_that_a_process_of_the_clients_makes_up_is_refused() {
     };
     let file = OpenOptions::new().read(true).write(true).open(directory.path().join("memory")).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 1 << 20);
-    let (mut client, _served) = open(&Messenger::new());
+    let (mut client, _served) = open(&Plain::new());
     let refused = client.map(&mapping(0, 0x1000, Access::ReadWrite, 0), Some(file.as_fd()));
-    assert_eq!(refused.unwrap_err(), Errno::EINVAL as u32);
-    let ram = memory("ram", 0x1000);
+    assert_eq!(refused.unwrap_err().errno(), Some(Errno::EINVAL as u32));
+    let ram = memory(0x1000);
     client.map(&mapping(0, 0x1000, Access::ReadWrite, 0), Some(ram.as_fd())).unwrap();
 }
