@@ -87,12 +87,12 @@ fn memory_that_is_lost_while_its_unmap_waits_ends_the_session() {
 /// What has to run in a process of its own, since it ends or fills it.
 const MODE: &str = "OUTBOARD_LOST_MEMORY_TEST";
 
-fn in_a_process(test: &str, mode: &str) -> std::process::ExitStatus {
+pub(crate) fn in_a_process(test: &str, mode: &str) -> std::process::ExitStatus {
     let mut process = Program::new(std::env::current_exe().unwrap());
     process.args(["--exact", test, "--test-threads=1"]).env(MODE, mode).output().unwrap().status
 }
 
-fn mode() -> Option<String> {
+pub(crate) fn mode() -> Option<String> {
     std::env::var(MODE).ok()
 }
 
