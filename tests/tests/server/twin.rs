@@ -11,8 +11,9 @@ use outboard_vfio_user::wire::{
     Command, CommandCode, DmaAccess, DmaWrite, Kind, RegionAccess, RegionWrite, Reply, TwinSocket, Version,
 };
 
-use crate::client::{Client, Served, by_messages, connect};
-use crate::devices::{Copy, Messenger};
+use outboard_tests::conformance::{Client, by_messages};
+use outboard_tests::in_process::{Served, connect};
+use outboard_tests::plain::{Copy, Plain, region};
 
 /// A client past VERSION, and its twin socket.
 fn open<D: Device + 'static>(device: &Arc<D>) -> (Client, Client, Served) {
@@ -20,7 +21,7 @@ fn open<D: Device + 'static>(device: &Arc<D>) -> (Client, Client, Served) {
     let (answer, descriptors) = negotiate(&mut client, Some(true), Some(8));
     assert_eq!(answer, Some(TwinSocket { supported: true, fd_index: Some(0) }));
     let [twin] = descriptors.try_into().unwrap();
-    (client, Client::over(twin), served)
+    (client, Client::new(twin).unwrap(), served)
 }
 
 fn negotiate(
@@ -46,37 +47,38 @@ fn only_who_asks_and_takes_descriptors_gets_one() {
         (Some(true), None, true),
         (Some(true), Some(1), true),
     ] {
-        let (mut client, _served) = connect(&Messenger::new());
+        let (mut client, _served) = connect(&Plain::new());
         let (answer, sockets) = negotiate(&mut client, asked, descriptors);
         assert_eq!((answer.is_some(), sockets.len()), (gets, usize::from(gets)), "{asked:?} {descriptors:?}");
     }
 }
 
-/// Region 0 is on the session's own thread, region 1 on another.
+/// The copy is done on the session's own thread, and on another.
 #[test]
 fn dma_goes_over_the_twin_and_nothing_else() {
-    for region in [0, 1] {
-        let (mut client, mut twin, served) = open(&Messenger::new());
+    for region in [region::COPY_HERE, region::COPY_THERE] {
+        let (mut client, mut twin, served) = open(&Plain::new());
         client.map(&by_messages(0, 0x1000), None).unwrap();
         let copy = Copy::bytes(0x10, 0x20, 4);
-        let id = client.send(&Command::RegionWrite(RegionWrite { offset: 0, region, data: &copy }), &[]);
-        let question = twin.receive_within(Duration::from_secs(5)).unwrap();
+        let id =
+            client.send(&Command::RegionWrite(RegionWrite { offset: 0, region, data: &copy }), &[]).unwrap();
+        let question = twin.receive().unwrap();
         assert_eq!(question.header.code(), CommandCode::DMA_READ);
         // An answer on the other socket is none.
         let lie = Reply::DmaRead { address: 0x10, data: &[9; 4] }.encode(question.header.id());
-        client.send_bytes(&lie, &[]);
-        assert!(twin.receive_within(Duration::from_millis(50)).is_none());
+        client.send_bytes(&lie, &[]).unwrap();
+        twin.expect_silence(Duration::from_millis(50)).unwrap();
         let answer = Reply::DmaRead { address: 0x10, data: &[1, 2, 3, 4] }.encode(question.header.id());
         for byte in answer {
-            twin.send_bytes(&[byte], &[]);
+            twin.send_bytes(&[byte], &[]).unwrap();
         }
-        let question = twin.receive_within(Duration::from_secs(5)).unwrap();
+        let question = twin.receive().unwrap();
         match Command::decode(&question.header, &question.body, 0) {
             Ok(Command::DmaWrite(DmaWrite { address: 0x20, data: [1, 2, 3, 4] })) => {}
             other => panic!("{other:?}"),
         }
         let access = DmaAccess { address: 0x20, count: 4 };
-        twin.send_bytes(&Reply::DmaWrite(Some(access)).encode(question.header.id()), &[]);
+        twin.send_bytes(&Reply::DmaWrite(Some(access)).encode(question.header.id()), &[]).unwrap();
         client.reply(id, CommandCode::REGION_WRITE).unwrap();
         drop((client, twin));
         served.outcome().unwrap();
@@ -85,22 +87,22 @@ fn dma_goes_over_the_twin_and_nothing_else() {
 
 #[test]
 fn a_command_over_the_twin_ends_the_session() {
-    let (_client, mut twin, served) = open(&Messenger::new());
-    twin.send(&Command::Reset, &[]);
+    let (_client, mut twin, served) = open(&Plain::new());
+    twin.send(&Command::Reset, &[]).unwrap();
     let error = served.outcome().unwrap_err();
     let on_twin = SessionError::OnTwin(CommandCode::DEVICE_RESET);
     assert_eq!(error.to_string(), on_twin.to_string());
     assert!(matches!(error, ServeError::Session(SessionError::OnTwin(_))));
     // And so does what is no message.
-    let (_client, mut twin, served) = open(&Messenger::new());
-    twin.send_bytes(&[0xff; 16], &[]);
+    let (_client, mut twin, served) = open(&Plain::new());
+    twin.send_bytes(&[0xff; 16], &[]).unwrap();
     assert!(matches!(served.outcome(), Err(ServeError::Session(SessionError::Frame(_)))));
 }
 
 /// Closing either socket is leaving, but not before what was sent has been done.
 #[test]
 fn either_sockets_end_is_the_end() {
-    let device = Messenger::new();
+    let device = Plain::new();
     let (client, twin, served) = open(&device);
     drop(twin);
     served.outcome().unwrap();
@@ -109,7 +111,7 @@ fn either_sockets_end_is_the_end() {
         let (mut client, twin, served) = open(&device);
         let read = RegionAccess { offset: 0, region: 0, count: 4 };
         for _ in 0..round {
-            client.send_bytes(&Command::RegionRead(read).encode(1, true), &[]);
+            client.send_bytes(&Command::RegionRead(read).encode(1, true), &[]).unwrap();
         }
         drop((twin, client));
         let messages = served.messages.clone();
@@ -121,11 +123,14 @@ fn either_sockets_end_is_the_end() {
 /// A question that the client does not answer ends the session; a twin that is not read is no different.
 #[test]
 fn questions_over_the_twin_are_answered_in_time() {
-    let (mut client, twin, served) = open(&Messenger::new());
+    let (mut client, twin, served) = open(&Plain::new());
     client.map(&by_messages(0, 0x1000), None).unwrap();
     let copy = Copy::bytes(0x10, 0x20, 4);
-    let id = client.send(&Command::RegionWrite(RegionWrite { offset: 0, region: 1, data: &copy }), &[]);
-    let reply = client.receive_within(Duration::from_secs(8));
+    let id = client
+        .send(&Command::RegionWrite(RegionWrite { offset: 0, region: region::COPY_THERE, data: &copy }), &[])
+        .unwrap();
+    // Or the end of the connection.
+    let reply = client.receive_within(Duration::from_secs(8)).ok().flatten();
     let refused = |kind| matches!(kind, Kind::Reply { error: Some(_) });
     assert!(reply.is_none_or(|reply| reply.header.id() == id && refused(reply.header.kind())));
     let error = served.outcome().unwrap_err();
