@@ -8,8 +8,9 @@
 //! * `file:PATH` keeps them in an image file or on a block device, through io_uring, or a pool of threads where
 //!   io_uring is refused; straight between the medium and guest memory wherever the host can pin it.
 //!
-//! What it does not do: it knows no image format (every image is raw), it never grows or truncates an image, and
-//! it orders nothing: two overlapping operations in flight land in any order, as NVMe allows.
+//! What it does not do: it knows no image format (every image is raw), so that a Format NVM lasts as long as the
+//! server and the block size of the next start is the one that is written there; it never grows or truncates an image,
+//! and it orders nothing: two overlapping operations in flight land in any order, as NVMe allows.
 
 mod file;
 mod limits;

@@ -424,3 +424,21 @@ proptest! {
         check(open(&device.0, block_shift, Caching::Direct, engine), &steps);
     }
 }
+
+/// More than one operation reads.
+#[test]
+fn a_verify_reads_all_of_a_long_range() {
+    for engine in BOTH {
+        for caching in [Caching::Direct, Caching::Buffered] {
+            let image = image(&folders()[0], 5 << 19);
+            let mut disk = open(image.path(), 9, caching, engine);
+            let mut host = TestHost::new(4096);
+            let verify = |start, blocks| Operation::Verify { range: lbas(start, blocks) };
+            assert_eq!(disk.perform(&mut host, verify(1, 5119)), Ok(()));
+            // The image has become shorter: the last half MiB is gone.
+            image.as_file().set_len(2 << 20).unwrap();
+            assert_eq!(disk.perform(&mut host, verify(0, 5120)), Err(DiskError::Read));
+            assert_eq!(disk.perform(&mut host, verify(0, 4096)), Ok(()));
+        }
+    }
+}
