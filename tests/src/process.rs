@@ -37,6 +37,11 @@ impl Server {
         self.process.id()
     }
 
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.socket
+    }
+
     /// A connection.
     ///
     /// # Errors

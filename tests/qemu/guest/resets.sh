@@ -1,10 +1,9 @@
-# The drive is plugged into a running guest. Resets under fio; then the drive goes under fio and comes back: unbound and
-# bound, removed and found. Linux' driver gives the commands that a reset cut off to the drive again: no program sees an
-# error of it. What goes to a drive that is gone fails; what was written before is there when it is back.
+# Resets under fio; then the drive goes under fio and comes back: unbound and bound, removed and found. Linux' driver
+# gives the commands that a reset cut off to the drive again: no program sees an error of it. What goes to a drive that
+# is gone fails; what was written before is there when it is back.
 # Variables: resets, rebinds, rescans (how many of each).
 # shellcheck shell=dash disable=SC2154
 . /guest/host.sh
-pause plug
 await_drive
 address=$(basename "$(readlink -f /sys/class/nvme/nvme0/device)")
 function=/sys/bus/pci/devices/$address
