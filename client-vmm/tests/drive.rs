@@ -97,6 +97,7 @@ impl Disk<Machine> for RamDisk {
     fn geometry(&self) -> Geometry {
         Geometry {
             block_shift: 12,
+            formats: &[12],
             blocks: BLOCKS,
             read_only: false,
             volatile_cache: false,

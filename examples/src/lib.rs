@@ -67,3 +67,8 @@ impl Backend {
         self.source.serve(device, &Arc::default(), &self.stop).context("No more clients can be served")
     }
 }
+
+/// The guide's own programs are compiled as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/writing-a-device.md")]
+struct Guide;

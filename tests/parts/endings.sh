@@ -1,4 +1,4 @@
-# guests reboot, reset, unbind and unplug the drive under load; memory that comes, goes, or is not what it seems
+# guests reboot, reset and unbind the drive under load; memory that comes, goes, or is not what it seems
 # shellcheck shell=bash
 source "$here/qemu/scenario.sh"
 source "$here/qemu/endings.sh"
@@ -6,7 +6,7 @@ source "$here/qemu/endings.sh"
 guests_ready || exit
 for doorbells in mapped posted; do
   # The whole counts with --full.
-  scenario resets.$doorbells resets $doorbells "$(share 50 6)" "$(share 50 2)" "$(share 200 2)" "$(share 50 2)"
+  scenario resets.$doorbells resets $doorbells "$(share 50 6)" "$(share 50 2)" "$(share 200 2)"
   scenario reboots.$doorbells reboots $doorbells "$(share 20 2)"
   scenario pin_only.$doorbells pin_only $doorbells
   scenario dimm.$doorbells dimm $doorbells

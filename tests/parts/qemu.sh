@@ -3,8 +3,10 @@
 source "$here/qemu/scenario.sh"
 source "$here/qemu/files.sh"
 source "$here/qemu/kills.sh"
+source "$here/qemu/told.sh"
 
 guests_ready || exit
+scenario told.qemu takes_what_is_printed
 for doorbells in mapped posted; do
   for block_size in 512 4096; do
     scenario "files.$doorbells.$block_size" keeps_files $doorbells $block_size

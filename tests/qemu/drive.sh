@@ -6,7 +6,7 @@ serial=OUTBOARD-TEST-1
 
 # drive_start IMAGE BLOCK_SIZE DOORBELLS
 drive_start() {
-  local socket=$work/drive.sock tries=0
+  local socket=$work/drive.sock
   if [ "${OUTBOARD_TEST_DEVICE:-}" = qemu-nvme ]; then
     drive=(-drive "file=$1,if=none,id=image,format=raw,discard=unmap"
       -device "nvme,serial=$serial,drive=image,logical_block_size=$2,physical_block_size=$2")
@@ -16,7 +16,13 @@ drive_start() {
     --doorbells "$3" --serial "$serial" >"$work/counters" 2>"$work/server.log" </dev/null &
   server=$!
   drive=(-device "{\"driver\":\"vfio-user-pci\",\"socket\":{\"path\":\"$socket\",\"type\":\"unix\"}}")
-  until [ -S "$socket" ]; do
+  await_socket "$socket"
+}
+
+# await_socket PATH: until the server listens there, at most 5 s.
+await_socket() {
+  local tries=0
+  until [ -S "$1" ]; do
     tries=$((tries + 1))
     kill -0 "$server" && [ $tries -lt 50 ] || { server_lost "did not start"; return 1; }
     sleep 0.1
@@ -43,7 +49,7 @@ drive_kill() {
 }
 
 server_lost() {
-  fail "$scenario: outboard-server $1"
+  fail "$scenario: the server $1"
   tail -n 20 "$work/server.log"
 }
 

@@ -1,32 +1,21 @@
 # The drive ends its service in every way that a guest knows, and begins again.
 # shellcheck shell=bash
 
-# resets DOORBELLS RESETS REBINDS RESCANS REPLUGS: in one boot.
+# resets DOORBELLS RESETS REBINDS RESCANS: in one boot. The drive is not unplugged: QEMU 11.1 then aborts in
+# vfio_user_msix_teardown(), whatever the server (fault 92).
 resets() {
-  local doorbells=$1 replugs=$5 image=$work/disk.img device round
+  local doorbells=$1 image=$work/disk.img
   local -A after
   truncate -s 256M "$image"
   drive_start "$image" 4096 "$doorbells"
-  device="{\"id\":\"drive\",\"bus\":\"port\",${drive[1]#\{}"
-  drive=(-device "pcie-root-port,id=port,chassis=1" -device "$device")
-  guest_start resets "resets=$2 rebinds=$3 rescans=$4 replugs=$replugs"
-  for ((round = 0; round < replugs; round++)); do
-    guest_until unplug $((120 + 4 * ($2 + $3 + $4)))
-    monitor device_del '{"id": "drive"}'
-    monitor_until DEVICE_DELETED 30
-    guest_go
-    guest_until plug 60
-    monitor device_add "$device"
-    guest_go
-  done
+  guest_start resets "resets=$2 rebinds=$3 rescans=$4"
   guest_until end $((120 + 4 * ($2 + $3 + $4)))
   check "$scenario: Linux resets the function" test "${facts[reset_method]%% *}" = flr
   figure "$scenario.resets_under_load" "${facts[resets]}" resets -eq "$2"
   figure "$scenario.rebinds" "${facts[rebinds]}" rebinds -eq "$3"
   figure "$scenario.rescans" "${facts[rescans]}" rescans -eq "$4"
-  figure "$scenario.replugs" "${facts[replugs]}" replugs -eq "$replugs"
   counters after
-  check "$scenario: the server counts the resets" test "${after[resets]}" -ge $(($2 + $3 + $4 + replugs))
+  check "$scenario: the server counts the resets" test "${after[resets]}" -ge $(($2 + $3 + $4))
   drive_stop
 }
 
@@ -39,7 +28,7 @@ reboots() {
   options=()
   drive_start "$image" 512 "$doorbells"
   guest_start reboots "reboots=$times"
-  guest_until end $((60 * (times + 1)))
+  guest_until end $((120 * (times + 1)))
   figure "$scenario.reboots" "${facts[boot]}" reboots -eq "$times"
   if [ -n "$server" ]; then
     counters after
@@ -82,6 +71,19 @@ no_descriptors() {
   check "$scenario: completions and data went by DMA_WRITE" test "${after[messages.dma_write]:-0}" -ge "${after[ios.total]}"
 }
 
+# sees_fatal_status SECONDS: CSTS.CFS, as the guest's processor reads it, within that time.
+sees_fatal_status() {
+  local line deadline=$((SECONDS + $1))
+  while [ $SECONDS -lt "$deadline" ]; do
+    sleep 0.2
+    monitor human-monitor-command '{"command-line": "info pci"}' || return
+    [[ $line =~ 1b36:0010.*BAR0:\ 64\ bit\ memory\ at\ (0x[0-9a-f]{1,12})\  ]] || continue
+    monitor human-monitor-command "{\"command-line\": \"xp /1xw $((BASH_REMATCH[1] + 0x1c))\"}" || return
+    [[ ! $line =~ :\ (0x[0-9a-f]{8}) ]] || [ $((BASH_REMATCH[1] & 2)) -eq 0 ] || return 0
+  done
+  false
+}
+
 # private_memory DOORBELLS: QEMU has mapped the guest's memory privately, and hands over its descriptor all the same.
 private_memory() {
   local doorbells=$1 image=$work/disk.img descriptor memfd=''
@@ -89,13 +91,13 @@ private_memory() {
   memory=("${shared_memory[@]/share=on/share=off}")
   truncate -s 128M "$image"
   drive_start "$image" 4096 "$doorbells"
-  # Linux looks at CSTS when a command takes too long.
-  guest_start dead nvme_core.admin_timeout=3
+  guest_start dead nvme_core.admin_timeout=5
   for descriptor in "/proc/$qemu/fd"/*; do
     [[ $(readlink "$descriptor") != *memfd:memory-backend* ]] || memfd=$descriptor
   done
   exec {file}<"$memfd"
-  guest_until end 120
+  check "$scenario: the controller shows a fatal status while the guest boots" sees_fatal_status 60
+  guest_until end 200
   check "$scenario: nothing was written to memory that is not the guest's" cmp -n $((512 << 20)) "/proc/self/fd/$file" /dev/zero
   exec {file}<&-
   counters after

@@ -1,12 +1,15 @@
 # The guest's initramfs: busybox and the programs of the tests, cached; this checkout's scripts, appended to it.
 # shellcheck shell=bash
 
-guest_programs=(/usr/bin/fio /usr/sbin/nvme /usr/sbin/mkfs.ext4 /usr/sbin/e2fsck /usr/sbin/fstrim /usr/sbin/blockdev /usr/bin/sync)
+guest_programs=(/usr/bin/fio /usr/sbin/nvme /usr/sbin/mkfs.ext4 /usr/sbin/e2fsck /usr/sbin/fstrim /usr/sbin/blockdev /usr/bin/sync
+  /usr/bin/gpiodetect /usr/bin/gpioinfo /usr/bin/gpioget /usr/bin/gpioset /usr/bin/gpiomon)
+# Of Debian's other kernel, the one with all drivers.
+guest_modules=(gpio-regmap gpio-idio-16 gpio-pci-idio-16)
 
 # guest_initramfs FILE
 guest_initramfs() {
   local programs directory
-  need cpio:cpio || return
+  need cpio:cpio xz:xz-utils || return
   programs=$tree/guest-$(sha256sum "$here/qemu/initramfs.sh" | cut -c 1-12).cpio.gz
   if [ ! -e "$programs" ]; then
     say "packing the guest's programs"
@@ -22,11 +25,14 @@ guest_initramfs() {
 pack_programs() {
   local directory file
   directory=$(mktemp -d)
-  mkdir -p "$directory/bin"
+  mkdir -p "$directory"/{bin,modules}
   cp "$tree/bin/busybox" "$directory/bin/"
   for file in "${guest_programs[@]}" $(chroot "$tree" ldd "${guest_programs[@]}" | grep -o '/[^ ]*[^ :]' | sort -u); do
     mkdir -p "$directory$(dirname "$file")"
     cp -L "$tree$file" "$directory$file"
+  done
+  for file in "${guest_modules[@]}"; do
+    xz -dc "$tree"/lib/modules/*[0-9]-amd64/kernel/drivers/*/"$file.ko.xz" >"$directory/modules/$file.ko"
   done
   pack "$directory" "$1"
 }

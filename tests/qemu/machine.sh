@@ -1,10 +1,17 @@
 # One guest in QEMU: start it, follow what it reports (guest/host.sh), let it go on, ask QEMU for things, end it.
-# Uses `memory` and `options` (QEMU's arguments, which a scenario may change).
+# Uses `kernel`, `memory` and `options` (QEMU's arguments), which a scenario may change.
 # Sets `qemu` (its process), `console` (the kernel's log), `facts` (what the guest told by name).
 # shellcheck shell=bash
 
 declare -A facts=()
 shared_memory=(-m 512M -machine "memory-backend=memory" -object "memory-backend-memfd,id=memory,size=512M,share=on")
+
+# machine ARGUMENT…: becomes QEMU, with the device under test.
+machine() {
+  exec "${from_tree[@]}" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
+    -accel tcg,thread=multi -machine q35 -cpu max -smp 2 "${memory[@]}" -nodefaults -display none "${options[@]}" \
+    -kernel "$kernel" -initrd "$initramfs" "${drive[@]}" "$@" >"$work/qemu.log" 2>&1 </dev/null
+}
 
 # guest_start SCRIPT [NAME=VALUE…]: boots SCRIPT of guest/ on the drive, with the variables or kernel parameters given.
 guest_start() {
@@ -16,20 +23,15 @@ guest_start() {
   exec {from_guest}<>"$work/report.out" {to_guest}<>"$work/report.in"
   exec {from_monitor}<>"$work/monitor.out" {to_monitor}<>"$work/monitor.in"
   say "booting the guest: $script"
-  "${from_tree[@]}" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
-    -accel tcg,thread=multi -machine q35 -cpu max -smp 2 "${memory[@]}" -nodefaults -display none "${options[@]}" \
-    -serial "file:$console" -serial "pipe:$work/report" \
-    -qmp "pipe:$work/monitor" \
-    -kernel "$(echo "$tree"/boot/vmlinuz-*-cloud-amd64)" -initrd "$initramfs" \
-    -append "console=ttyS0 panic=-1 loglevel=5 script=$script $*" \
-    "${drive[@]}" >"$work/qemu.log" 2>&1 </dev/null &
+  machine -serial "file:$console" -serial "pipe:$work/report" -qmp "pipe:$work/monitor" \
+    -append "console=ttyS0 panic=-1 loglevel=5 script=$script $*" &
   qemu=$!
   monitor qmp_capabilities
 }
 
-# monitor COMMAND [ARGUMENTS]: of QEMU's monitor (QMP), the arguments in JSON; false with QEMU's words when it refuses.
+# monitor COMMAND [ARGUMENTS]: of QEMU's monitor (QMP), the arguments in JSON; leaves what it says in `line`. False when
+# it refuses.
 monitor() {
-  local line
   echo "{\"execute\": \"$1\"${2:+, \"arguments\": $2}}" >&"$to_monitor"
   while IFS= read -r -t 30 -u "$from_monitor" line; do
     case $line in

@@ -5,12 +5,17 @@ source "$here/qemu/initramfs.sh"
 source "$here/qemu/machine.sh"
 source "$here/qemu/drive.sh"
 
-# The server, the Debian tree, the initramfs.
+# The server and what guests need.
 guests_ready() {
   need cargo:cargo cc:gcc || return
   if [ -z "${OUTBOARD_TEST_DEVICE:-}" ]; then
     check "build outboard-server" cargo build --locked --release -p outboard-server
   fi
+  guest_files
+}
+
+# The Debian tree and the initramfs.
+guest_files() {
   debian_tree
   initramfs=$(mktemp)
   trap 'rm -f "$initramfs"*' EXIT
@@ -30,6 +35,7 @@ scenario() {
   (
     set -e
     work=$(mktemp -d) qemu='' server='' drive=() memory=("${shared_memory[@]}") options=(-no-reboot)
+    kernel=$(echo "$tree"/boot/vmlinuz-*-cloud-amd64)
     trap 'kill -KILL $qemu $server 2>/dev/null || true; wait; rm -rf "$work"' EXIT
     "$@"
   )

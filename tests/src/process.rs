@@ -37,6 +37,11 @@ impl Server {
         self.process.id()
     }
 
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.socket
+    }
+
     /// A connection.
     ///
     /// # Errors
@@ -59,7 +64,10 @@ impl Drop for Server {
 }
 
 /// The program of this build. It belongs to another package, so cargo may not have built it for us.
-fn program() -> &'static Path {
+///
+/// # Panics
+/// If it cannot be built.
+pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let this = std::env::current_exe().expect("a path");

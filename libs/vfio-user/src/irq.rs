@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{SFlag, fstat};
 
 use crate::wire::{IrqAction, IrqData, IrqIndex, SetIrqs};
@@ -56,21 +58,46 @@ pub enum IrqError {
 
 /// An eventfd of the client's.
 #[derive(Debug)]
-struct Eventfd(OwnedFd);
+struct Eventfd {
+    descriptor: OwnedFd,
+    /// It came without O_NONBLOCK: a write waits while the counter is full.
+    blocks: bool,
+}
 
 impl Eventfd {
     fn new(descriptor: OwnedFd) -> Result<Self, IrqError> {
         // Anonymous inodes have no file type; pipes, sockets and files, whose writes may block, do.
         match fstat(&descriptor) {
-            Ok(stat) if stat.st_mode & SFlag::S_IFMT.bits() == 0 => Ok(Self(descriptor)),
+            Ok(stat) if stat.st_mode & SFlag::S_IFMT.bits() == 0 => {
+                let flags = fcntl(&descriptor, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
+                let blocks = !flags.is_ok_and(|flags| flags.contains(OFlag::O_NONBLOCK));
+                Ok(Self { descriptor, blocks })
+            }
             _ => Err(IrqError::NotEventfd),
         }
     }
 
-    /// Adds 1. A full counter already wakes its reader, so nothing is lost when it refuses.
+    /// Adds 1, on a thread of the device's. O_NONBLOCK is the client's to change, so it can still make this wait:
+    /// until it leaves, as [`Interrupts::close`] has it.
     fn signal(&self) {
+        if self.blocks {
+            return self.signal_if_room();
+        }
+        self.add();
+    }
+
+    /// Adds 1 unless the counter is full, on the session's thread, which nobody else would set free.
+    fn signal_if_room(&self) {
+        let mut descriptors = [PollFd::new(self.descriptor.as_fd(), PollFlags::POLLOUT)];
+        if poll(&mut descriptors, PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
+            self.add();
+        }
+    }
+
+    /// A full counter already wakes its reader, so nothing is lost when it refuses.
+    fn add(&self) {
         loop {
-            match nix::unistd::write(&self.0, &1_u64.to_ne_bytes()) {
+            match nix::unistd::write(&self.descriptor, &1_u64.to_ne_bytes()) {
                 Err(Errno::EINTR) => {}
                 Err(error) if error != Errno::EAGAIN => {
                     return tracing::debug!(%error, "an interrupt's eventfd refused");
@@ -86,7 +113,8 @@ impl Eventfd {
         let mut counter = [0_u8; 8];
         let part = libc::iovec { iov_base: counter.as_mut_ptr().cast(), iov_len: counter.len() };
         // SAFETY: reads at most 8 bytes into `counter`, from a descriptor that we own.
-        let length = unsafe { libc::preadv2(self.0.as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
+        let length =
+            unsafe { libc::preadv2(self.descriptor.as_raw_fd(), &raw const part, 1, -1, libc::RWF_NOWAIT) };
         length > 0
     }
 }
@@ -159,6 +187,9 @@ impl Interrupts {
             (IrqAction::Trigger, IrqData::Eventfds) => {
                 for (vector, eventfd) in range.iter_mut().zip(eventfds(fds, count)?) {
                     self.unbind(vector.trigger.replace(eventfd));
+                    if index == IrqIndex::INTX {
+                        fire.extend(self.raise_pin(vector));
+                    }
                 }
             }
             (IrqAction::Unmask, IrqData::Unbind) if index == IrqIndex::INTX => {
@@ -183,7 +214,7 @@ impl Interrupts {
             }
         }
         drop(vectors);
-        fire.iter().for_each(|eventfd| eventfd.signal());
+        fire.iter().for_each(|eventfd| eventfd.signal_if_room());
         Ok(())
     }
 
@@ -208,11 +239,18 @@ impl Interrupts {
     fn unmask(&self, index: IrqIndex, vector: &mut Vector) -> Option<Arc<Eventfd>> {
         vector.masked = false;
         if index == IrqIndex::INTX {
-            // Level: still asserted means that it interrupts again, and is masked again (AUTOMASKED).
-            vector.masked = *lock(&self.line);
-            return if vector.masked { vector.trigger.clone() } else { None };
+            return self.raise_pin(vector);
         }
         if std::mem::take(&mut vector.pending) { vector.trigger.clone() } else { None }
+    }
+
+    /// The eventfd to signal if the pin is asserted, not masked, and listened to. It is masked then (AUTOMASKED).
+    fn raise_pin(&self, vector: &mut Vector) -> Option<Arc<Eventfd>> {
+        if vector.masked || !*lock(&self.line) {
+            return None;
+        }
+        vector.masked = vector.trigger.is_some();
+        vector.trigger.clone()
     }
 
     /// Raises a message interrupt (MSI, MSI-X) or the events ERR and REQ. Masked ones wait; unbound ones are
@@ -242,12 +280,7 @@ impl Interrupts {
         let eventfd = {
             let mut vectors = lock(&intx.vectors);
             *lock(&self.line) = asserted;
-            let Some(vector) = vectors.first_mut() else { return };
-            if !asserted || vector.masked {
-                return;
-            }
-            vector.masked = vector.trigger.is_some();
-            vector.trigger.clone()
+            vectors.first_mut().and_then(|vector| self.raise_pin(vector))
         };
         if let Some(eventfd) = eventfd {
             eventfd.signal();
@@ -257,7 +290,7 @@ impl Interrupts {
     /// The descriptors whose signal means "unmask", for who polls: pass it to [`Interrupts::unmasked`].
     pub fn with_unmask_descriptor<T>(&self, visit: impl FnOnce(Option<BorrowedFd<'_>>) -> T) -> T {
         let eventfd = self.index(IrqIndex::INTX).and_then(|intx| lock(&intx.vectors).first()?.unmask.clone());
-        visit(eventfd.as_ref().map(|eventfd| eventfd.0.as_fd()))
+        visit(eventfd.as_ref().map(|eventfd| eventfd.descriptor.as_fd()))
     }
 
     /// The unmask descriptor became readable.
@@ -272,7 +305,7 @@ impl Interrupts {
             }
         };
         if let Some(eventfd) = eventfd {
-            eventfd.signal();
+            eventfd.signal_if_room();
         }
     }
 

@@ -9,8 +9,8 @@
 //! * [`transport`]: a client's socket, with descriptors; [`listen`]: the one that clients connect to.
 //! * [`dma`]: a client's memory as a device reaches it; [`irq`]: its interrupts.
 //!
-//! What it does not do: it knows no device and no VMM; there is no migration (its commands are answered as "not
-//! supported"), and no twin socket.
+//! What it does not do: it knows no device and no VMM, and there is no migration (its commands are answered as "not
+//! supported").
 #![cfg_attr(
     not(test),
     warn(

@@ -89,3 +89,10 @@ pub const VECTORS: u32 = 2048;
 
 /// How long a client's own thread leaves the socket to a caller that reads it.
 pub const LINGER: Duration = Duration::from_micros(200);
+
+/// The most commands of a batch that a client sends ahead of the answers: a message may have a descriptor, and of
+/// those the kernel lets only RLIMIT_NOFILE be on their way (unix(7), ETOOMANYREFS).
+pub const PIPELINED: usize = 64;
+
+/// Longer than anybody waits.
+pub const EVER: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,8 @@ enum Arrival {
 pub struct Connection {
     session: Mutex<Session>,
     socket: Socket,
+    /// The socket of our own commands, if the client has asked for one.
+    twin: OnceLock<Socket>,
     /// What the session's thread receives into.
     buffer: Mutex<Vec<u8>>,
     /// Wakes the session's thread.
@@ -111,6 +113,12 @@ impl Connection {
             tracing::debug!(%error, "the client does not take its replies");
             *session.output() = Outbox::new();
         }
+        if let (Some(twin), Some(output)) = (self.twin.get(), session.twin_output())
+            && let Err(error) = output.flush(twin)
+        {
+            tracing::debug!(%error, "the client does not take our commands");
+            *output = Outbox::new();
+        }
     }
 
     /// Sends one DMA message and waits for its reply.
@@ -123,7 +131,7 @@ impl Connection {
         let id = start(&mut session)?;
         self.flush(&mut session);
         let here = self.is_session_thread();
-        if !here && !session.output().is_empty() {
+        if !here && session.has_output() {
             self.alarm.ring();
         }
         let sent = Instant::now();
@@ -172,16 +180,34 @@ impl Connection {
         }
     }
 
-    /// Takes what the socket has, if there is room for it.
+    /// Takes what the sockets have, if there is room for it.
     fn receive(&self) -> io::Result<Arrival> {
-        if !self.session().hungry() {
-            return Ok(Arrival::Nothing);
-        }
+        // The twin first: when that is at its end, whatever the client had sent before is there on the other.
+        let twin = match self.twin.get() {
+            Some(twin) => self.receive_from(twin, Session::receive_twin)?,
+            None => Arrival::Nothing,
+        };
+        let hungry = self.session().hungry();
+        let main = if hungry {
+            let now = Instant::now();
+            self.receive_from(&self.socket, |session, bytes, descriptors| {
+                session.receive(bytes, descriptors, now);
+            })?
+        } else {
+            Arrival::Nothing
+        };
+        Ok(if let Arrival::Nothing = main { twin } else { main })
+    }
+
+    fn receive_from(
+        &self,
+        socket: &Socket,
+        take: impl FnOnce(&mut Session, &[u8], Vec<OwnedFd>),
+    ) -> io::Result<Arrival> {
         let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.socket.receive(&mut buffer)? {
+        match socket.receive(&mut buffer)? {
             Received::Data { length, descriptors } => {
-                let bytes = buffer.get(..length).unwrap_or_default();
-                self.session().receive(bytes, descriptors, Instant::now());
+                take(&mut self.session(), buffer.get(..length).unwrap_or_default(), descriptors);
                 self.dma_over.notify_all();
                 Ok(Arrival::Something)
             }
@@ -202,10 +228,13 @@ impl Connection {
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         });
         let mut events = PollFlags::empty();
+        let mut twin_events = PollFlags::POLLIN;
         {
             let mut session = self.session();
             events.set(PollFlags::POLLIN, session.hungry());
             events.set(PollFlags::POLLOUT, !session.output().is_empty());
+            let sends = session.twin_output().is_some_and(|output| !output.is_empty());
+            twin_events.set(PollFlags::POLLOUT, sends);
         }
         self.interrupts.with_unmask_descriptor(|unmask| {
             let mut descriptors = vec![
@@ -213,6 +242,8 @@ impl Connection {
                 PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN),
             ];
             descriptors.extend(unmask.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
+            let unmask = unmask.is_some();
+            descriptors.extend(self.twin.get().map(|twin| PollFd::new(twin.as_fd(), twin_events)));
             match poll(&mut descriptors, timeout) {
                 Err(Errno::EINTR) => return Ok(()),
                 result => result?,
@@ -222,7 +253,7 @@ impl Connection {
             if happened(1).contains(PollFlags::POLLIN) {
                 self.alarm.hush();
             }
-            if happened(2).contains(PollFlags::POLLIN) {
+            if unmask && happened(2).contains(PollFlags::POLLIN) {
                 self.interrupts.unmasked();
             }
             if happened(0).intersects(PollFlags::POLLHUP | PollFlags::POLLERR)
@@ -297,6 +328,7 @@ pub fn serve(stream: UnixStream, device: &dyn Device, messages: &Arc<Messages>) 
     let connection = Arc::new(Connection {
         session: Mutex::new(Session::new(messages.clone(), Instant::now())),
         socket: Socket::new(stream)?,
+        twin: OnceLock::new(),
         buffer: Mutex::new(vec![0; limits::RECEIPT]),
         alarm: Arc::new(Alarm::new()?),
         thread: thread::current().id(),
@@ -309,6 +341,9 @@ pub fn serve(stream: UnixStream, device: &dyn Device, messages: &Arc<Messages>) 
     connection.flush(&mut connection.session());
     connection.close();
     connection.socket.shut_down();
+    if let Some(twin) = connection.twin.get() {
+        twin.shut_down();
+    }
     device.detach();
     connection.memory.clear();
     result
@@ -348,8 +383,14 @@ fn run(connection: &Arc<Connection>, device: &dyn Device) -> Result<(), ServeErr
 
 impl Connection {
     /// Not in the loop's head, where the lock would be held over the body.
-    fn next_request(&self) -> Result<Option<Request>, SessionError> {
-        self.session().next_request(Instant::now())
+    fn next_request(&self) -> Result<Option<Request>, ServeError> {
+        let mut session = self.session();
+        let request = session.next_request(Instant::now())?;
+        if let Some(twin) = session.take_twin() {
+            let twin = Socket::new(twin)?;
+            self.twin.get_or_init(|| twin);
+        }
+        Ok(request)
     }
 }
 

@@ -104,3 +104,20 @@ fn no_drive_takes_what_another_has() {
         + &drive("b", "socket-path = 't'", "'file:link,read-only'");
     assert_eq!(super::parse(&path, &reading).unwrap().len(), 2);
 }
+
+/// What docs/operating.md shows is what the program takes and prints.
+#[test]
+fn the_manual_is_right() {
+    use crate::snippet::{Vmm, snippet};
+    let manual = include_str!("../../../docs/operating.md");
+    let files: Vec<&str> =
+        manual.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(!files.is_empty());
+    for text in files {
+        parse(text).unwrap();
+    }
+    for vmm in [Vmm::Qemu, Vmm::Libvirt, Vmm::CloudHypervisor] {
+        let text = snippet(vmm, Some("data"), Path::new("/run/outboard/data.sock")).unwrap();
+        assert!(manual.contains(&text), "{text}");
+    }
+}

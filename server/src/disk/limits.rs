@@ -15,6 +15,9 @@ pub(super) const RETRIES: u32 = 64;
 /// Bytes that one operation of a Write Zeroes writes, where the file system cannot zero by itself.
 pub(super) const ZERO_CHUNK: u64 = 1 << 20;
 
+/// Bytes that one operation of a Write Zeroes or a Format has the file system zero.
+pub(super) const FALLOCATE_CHUNK: u64 = 1 << 30;
+
 /// Bytes that one operation of a Verify reads.
 pub(super) const VERIFY_CHUNK: u64 = 1 << 20;
 

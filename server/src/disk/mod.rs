@@ -8,8 +8,9 @@
 //! * `file:PATH` keeps them in an image file or on a block device, through io_uring, or a pool of threads where
 //!   io_uring is refused; straight between the medium and guest memory wherever the host can pin it.
 //!
-//! What it does not do: it knows no image format (every image is raw), it never grows or truncates an image, and
-//! it orders nothing: two overlapping operations in flight land in any order, as NVMe allows.
+//! What it does not do: it knows no image format (every image is raw), so that a Format NVM lasts as long as the
+//! server and the block size of the next start is the one that is written there; it never grows or truncates an image,
+//! and it orders nothing: two overlapping operations in flight land in any order, as NVMe allows.
 
 mod file;
 mod limits;
@@ -110,7 +111,7 @@ impl<H: PinHost> Disk<H> for Backend<H> {
     #[inline]
     fn submit(&mut self, host: &mut H, tag: Tag, operation: Operation<'_>) -> Submission {
         match &mut self.0 {
-            Storage::Null(disk) => disk.submit(),
+            Storage::Null(disk) => disk.submit(operation),
             Storage::Ram(disk) => Submission::Done(disk.perform(host, operation)),
             Storage::Uring(disk) => disk.submit(host, tag, operation),
             Storage::Threads(disk) => disk.submit(host, tag, operation),
@@ -133,6 +134,15 @@ impl<H: PinHost> Disk<H> for Backend<H> {
             Storage::Uring(disk) => disk.reap(host, done),
             Storage::Threads(disk) => disk.reap(host, done),
         }
+    }
+}
+
+/// The LBA sizes, as shifts, that `size` bytes can have on a medium whose own blocks are `smallest`.
+fn lba_formats(smallest: u32, size: u64) -> &'static [u32] {
+    match (smallest <= 9, size.is_multiple_of(4096)) {
+        (true, true) => &[9, 12],
+        (true, false) => &[9],
+        (false, _) => &[12],
     }
 }
 

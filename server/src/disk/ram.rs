@@ -7,9 +7,10 @@ use std::ptr::NonNull;
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
-use outboard_nvme::controller::{DiskError, Geometry, Host, Operation, Segment};
+use outboard_nvme::Lba;
+use outboard_nvme::controller::{DiskError, Geometry, Host, LbaRange, Operation, Segment};
 
-use super::Extent;
+use super::{Extent, lba_formats};
 
 /// Below this, clearing costs less than giving pages back and faulting them in again.
 const GIVE_BACK: usize = 64 << 10;
@@ -27,6 +28,7 @@ impl RamDisk {
         Ok(RamDisk {
             geometry: Geometry {
                 block_shift,
+                formats: lba_formats(9, size),
                 blocks: size.checked_shr(block_shift).unwrap_or(0),
                 read_only,
                 volatile_cache: false,
@@ -66,6 +68,12 @@ impl RamDisk {
             Operation::Verify { .. } | Operation::Flush => Ok(()),
             Operation::WriteZeroes { range, .. } => {
                 self.memory.clear(extent(range)?).ok_or(DiskError::Internal)
+            }
+            Operation::Format { block_shift } => {
+                let whole = LbaRange { start: Lba(0), blocks: geometry.blocks };
+                self.memory.clear(extent(whole)?).ok_or(DiskError::Internal)?;
+                self.geometry = geometry.formatted(block_shift);
+                Ok(())
             }
             Operation::Deallocate { ranges } => {
                 for &range in ranges {

@@ -55,6 +55,8 @@ pub(super) enum Step {
     Deallocate {
         ranges: Vec<(u64, u64)>,
     },
+    /// All becomes zeroes; the LBA size that the disk has already.
+    Format,
     /// Waits for all before.
     Drain,
 }
@@ -108,6 +110,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
             Step::WriteZeroes { start, blocks, deallocate, durable }
         }),
         1 => prop::collection::vec(range(), 0..5).prop_map(|ranges| Step::Deallocate { ranges }),
+        1 => Just(Step::Format),
         1 => Just(Step::Drain),
     ]
 }
@@ -143,6 +146,7 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
             | Step::Verify { start, blocks }
             | Step::WriteZeroes { start, blocks, .. } => vec![(*start, *blocks)],
             Step::Deallocate { ranges } => ranges.clone(),
+            Step::Format => vec![(0, BLOCKS)],
             Step::Flush | Step::Drain => Vec::new(),
         };
         let overlaps = |other: &Expectation| {
@@ -206,6 +210,10 @@ pub(super) fn check(mut disk: Backend<TestHost>, steps: &[Step]) {
                 let range = lbas((*start, *blocks));
                 disk.submit(&mut host, tag, Operation::Compare { range, data: &data })
             }
+            Step::Format => {
+                model.fill(0);
+                disk.submit(&mut host, tag, Operation::Format { block_shift: geometry.block_shift })
+            }
             Step::Verify { start, blocks } => {
                 disk.submit(&mut host, tag, Operation::Verify { range: lbas((*start, *blocks)) })
             }
@@ -265,6 +273,45 @@ proptest! {
         let text = format!("ram:{},block-size={block}", BLOCKS * block);
         check(spec(&text).open().unwrap(), &steps);
     }
+}
+
+/// What a disk of each kind is made of: 1 MiB of ones with blocks of 512 bytes.
+fn kinds(image: &Path) -> [String; 4] {
+    let file = |engine| format!("file:{},engine={engine}", image.display());
+    ["null:1M".into(), "ram:1M".into(), file("io_uring"), file("threads")]
+}
+
+#[test]
+fn a_format_changes_the_block_and_leaves_nothing_behind() {
+    let image = image(&folders()[0], 1 << 20);
+    for text in kinds(image.path()) {
+        let mut disk: Backend<TestHost> = spec(&text).open().unwrap();
+        let mut host = TestHost::new(1 << 20);
+        let data = [Segment { iova: Some(Iova(BASE)), length: 1 << 20 }];
+        host.fill(&data, &vec![1; 1 << 20]);
+        let write = Operation::Write { range: lbas((0, 2048)), data: &data, durable: false };
+        disk.perform(&mut host, write).unwrap();
+        let shape = |disk: &Backend<TestHost>| (disk.geometry().block_shift, disk.geometry().blocks);
+        assert_eq!((shape(&disk), disk.geometry().formats), ((9, 2048), &[9, 12][..]));
+        assert_eq!(disk.perform(&mut host, Operation::Format { block_shift: 12 }), Ok(()));
+        assert_eq!(shape(&disk), (12, 256));
+        if !text.starts_with("null") {
+            disk.perform(&mut host, Operation::Read { range: lbas((0, 256)), data: &data }).unwrap();
+            assert!(host.bytes(&data).iter().all(|byte| *byte == 0), "{text}");
+        }
+        // The last block in the new size, and back.
+        let page = [Segment { iova: Some(Iova(BASE)), length: 4096 }];
+        host.fill(&page, &[2; 4096]);
+        let write = Operation::Write { range: lbas((255, 1)), data: &page, durable: true };
+        assert_eq!(disk.perform(&mut host, write), Ok(()));
+        assert_eq!(disk.perform(&mut host, Operation::Format { block_shift: 9 }), Ok(()));
+        assert_eq!(shape(&disk), (9, 2048));
+        drop(disk);
+    }
+    assert!(std::fs::read(image.path()).unwrap().iter().all(|byte| *byte == 0));
+    // A size that no blocks of 4096 bytes fill has one format.
+    let disk: Backend<TestHost> = spec("ram:1536").open().unwrap();
+    assert_eq!(disk.geometry().formats, [9]);
 }
 
 #[test]

@@ -362,6 +362,7 @@ impl Service for Drive {
             ("interrupts".into(), counters.interrupts.get()),
             ("interrupts.withheld".into(), counters.interrupts_withheld.get()),
             ("ios.read".into(), reads),
+            ("ios.sgl".into(), counters.sgls.get()),
             ("ios.total".into(), total),
             ("ios.write".into(), writes),
             ("messages.total".into(), self.messages.total()),

@@ -21,17 +21,18 @@ fn after<'a>(words: &'a [String], option: &str) -> &'a str {
     &words[at + 1]
 }
 
-/// The value of the last `qemu:arg`, read as XML is (XML 1.0, 3.3.3 and 4.6).
-fn last_argument(document: &str) -> String {
-    let (_, value) = document.rsplit_once("<qemu:arg value='").unwrap();
-    let (value, _) = value.split_once('\'').unwrap();
-    assert!(!value.contains(['<', '\n', '\t']));
-    let text = ["&lt; <", "&gt; >", "&apos; '"].iter().fold(value.to_owned(), |text, pair| {
-        let (from, to) = pair.split_once(' ').unwrap();
-        text.replace(from, to)
-    });
-    assert_eq!(text.matches('&').count(), text.matches("&amp;").count());
-    text.replace("&amp;", "&")
+/// The values of the `qemu:arg`s in the place where libvirt looks for them.
+fn qemu_arguments(document: &str) -> Vec<String> {
+    let document = roxmltree::Document::parse(document).unwrap();
+    let domain = document.root_element();
+    assert_eq!(domain.tag_name().name(), "domain");
+    let access = domain.descendants().find(|node| node.has_tag_name("access")).unwrap();
+    assert_eq!(access.parent_element().unwrap().tag_name().name(), "memoryBacking");
+    assert_eq!(access.attribute("mode"), Some("shared"));
+    let arguments = domain
+        .descendants()
+        .filter(|node| node.has_tag_name(("http://libvirt.org/schemas/domain/qemu/1.0", "arg")));
+    arguments.map(|argument| argument.attribute("value").unwrap().into()).collect()
 }
 
 /// Cloud Hypervisor's option parser: commas separate outside of quotes, and quotes are dropped.
@@ -73,7 +74,8 @@ proptest! {
         prop_assert_eq!(&device, &expected(name, &path));
         prop_assert!(after(&qemu, "-object").contains("share=on"));
         let libvirt = snippet(Vmm::Libvirt, name, Path::new(&path)).unwrap();
-        let device: Value = serde_json::from_str(&last_argument(&libvirt)).unwrap();
+        let arguments = qemu_arguments(&libvirt);
+        let device: Value = serde_json::from_str(after(&arguments, "-device")).unwrap();
         prop_assert_eq!(&device, &expected(name, &path));
         match snippet(Vmm::CloudHypervisor, name, Path::new(&path)) {
             Ok(text) => {

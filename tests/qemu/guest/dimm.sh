@@ -9,7 +9,7 @@ has_none() { ! has_memory; }
 in_buffers() { cat /proc/[0-9]*/numa_maps 2>/dev/null | grep '/new/buffers' | grep -o " N$1=[0-9]*" | awk -F= '{ sum += $2 } END { print sum + 0 }'; }
 
 step "memory comes"
-load
+check "fio keeps the drive busy" load
 pause plug
 check "the new memory is there" eventually has_memory
 check "fio saw no error while memory came" enough
@@ -17,7 +17,8 @@ check "fio saw no error while memory came" enough
 step "fio's buffers lie in it"
 mkdir /new
 check "files that lie in the new memory" mount -t tmpfs -o mpol=bind:1 new /new
-load --iomem=mmapshared:/new/buffers
+truncate -s 1M /new/buffers
+check "fio's buffers are in one" load --iomem=mmapshared:/new/buffers
 wanted=$(($(completed) + 4096))
 progress() { [ "$(completed)" -ge "$wanted" ]; }
 check "fio goes on" eventually progress

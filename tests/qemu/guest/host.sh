@@ -47,7 +47,7 @@ load() {
   fio --name=load --filename="$drive" --offset=128M --size=8M --rw=randrw --bs=4k --iodepth=32 --ioengine=libaio --direct=1 \
     --verify=crc32c --verify_fatal=1 --verify_state_save=0 --time_based --runtime=3600 "$@" >/tmp/fio 2>&1 &
   load=$!
-  eventually in_flight 8
+  eventually in_flight 8 || { cat /tmp/fio; return 1; }
 }
 
 # enough: ends it; false if it saw an error, or other data than it wrote.

@@ -22,3 +22,4 @@ if [ "$boot" -lt "$reboots" ]; then
   if [ $((boot % 2)) -eq 0 ]; then reboot -f; else echo b >/proc/sysrq-trigger; fi
   sleep 600
 fi
+check "umount" umount /mnt

@@ -1,8 +1,9 @@
-//! A raw client: it sends what it is told to, valid or not.
+//! A raw client: it sends what it is told to, valid or not. It answers the server's DMA messages while it waits.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -11,14 +12,24 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use outboard_vfio_user::memory::Access;
 use outboard_vfio_user::transport::{Framer, Message, Received, Socket};
 use outboard_vfio_user::wire::{
-    Backing, Command, CommandCode, DeviceInfo, DmaMap, DmaUnmap, HEADER_SIZE, Kind, RegionAccess,
-    RegionWrite, Reply, UnmapTarget,
+    Backing, Command, CommandCode, DeviceFlags, DeviceInfo, DmaMap, DmaUnmap, HEADER_SIZE, IrqIndex, IrqInfo,
+    Kind, Query, RegionAccess, RegionInfo, RegionWrite, Reply, SetIrqs, UnmapTarget,
 };
 
+use super::ram::Ram;
 use super::{Checked, Stop, failed, same};
 
 /// QEMU gives up after this long (point 14).
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How the device reaches memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Through the descriptor.
+    Descriptor,
+    /// By DMA_READ and DMA_WRITE.
+    Messages,
+}
 
 /// A connection to the server.
 pub struct Client {
@@ -32,6 +43,11 @@ pub struct Client {
     ended: bool,
     /// It looks for replies instead of sleeping.
     pub looks: bool,
+    /// The memory that it shares.
+    pub ram: Ram,
+    /// DMA messages about this address are not answered, but put aside.
+    pub(super) withhold: Option<u64>,
+    pub(super) withheld: Option<Message>,
 }
 
 impl Client {
@@ -50,6 +66,9 @@ impl Client {
             sent: "nothing".into(),
             ended: false,
             looks: false,
+            ram: Ram::default(),
+            withhold: None,
+            withheld: None,
         })
     }
 
@@ -95,7 +114,10 @@ impl Client {
                 Ok(Some(length)) => (bytes, descriptors) = (&bytes[length..], &[]),
                 Ok(None) if !self.ready(PollFlags::POLLOUT, patience) => return Ok(false),
                 Ok(None) => {}
-                Err(error) => return self.wrong("the server takes it", error.to_string()),
+                Err(error) => {
+                    self.ended |= error.kind() == std::io::ErrorKind::BrokenPipe;
+                    return self.wrong("the server takes it", error.to_string());
+                }
             }
         }
         Ok(true)
@@ -214,12 +236,73 @@ impl Client {
     /// # Errors
     /// [`Stop::Refused`] if it tells of an error.
     pub fn reply(&mut self, id: u16, code: CommandCode) -> Checked<Message> {
-        let message = self.receive()?;
-        same(self.sent.clone(), (message.header.id(), message.header.code()), (id, code))?;
-        match message.header.kind() {
-            Kind::Reply { error: None } => Ok(message),
-            Kind::Reply { error: Some(errno) } => Err(Stop::Refused { sent: self.sent.clone(), errno }),
-            kind => self.wrong("a reply", format!("{kind:?}")),
+        loop {
+            let message = self.receive()?;
+            if let Kind::Command { .. } = message.header.kind() {
+                self.serve(message)?;
+                continue;
+            }
+            same(self.sent.clone(), (message.header.id(), message.header.code()), (id, code))?;
+            return match message.header.kind() {
+                Kind::Reply { error: None } => Ok(message),
+                Kind::Reply { error: Some(errno) } => Err(Stop::Refused { sent: self.sent.clone(), errno }),
+                kind => self.wrong("a reply", format!("{kind:?}")),
+            };
+        }
+    }
+
+    /// Answers a DMA message of the server's, or puts it aside.
+    ///
+    /// # Errors
+    /// When it is another command, or the server is gone.
+    pub fn serve(&mut self, message: Message) -> Checked {
+        let address = message.body.get(..8).and_then(|eight| eight.try_into().ok()).map(u64::from_le_bytes);
+        if self.withhold.is_some() && self.withhold == address {
+            self.withheld = Some(message);
+            return Ok(());
+        }
+        self.answer(&message)
+    }
+
+    /// Answers a DMA message of the server's.
+    ///
+    /// # Errors
+    /// As [`Client::serve`].
+    pub fn answer(&mut self, message: &Message) -> Checked {
+        match self.ram.serve(message) {
+            Some(reply) => self.send_bytes(&reply, &[]),
+            None => self.wrong("DMA messages", format!("{:?}", message.header)),
+        }
+    }
+
+    /// Answers DMA messages for a while.
+    ///
+    /// # Errors
+    /// When something else comes.
+    pub fn serve_for(&mut self, time: Duration) -> Checked {
+        match self.receive_within(time)? {
+            Some(message) => self.serve(message),
+            None => Ok(()),
+        }
+    }
+
+    /// Shares `size` bytes of a file at `address`.
+    ///
+    /// # Errors
+    /// As [`Client::reply`].
+    pub fn share(
+        &mut self,
+        address: u64,
+        size: u64,
+        access: Access,
+        how: Sharing,
+        file: &Arc<OwnedFd>,
+    ) -> Checked {
+        self.ram.insert(address, size, access, file.clone());
+        let map = mapping(address, size, access, 0);
+        match how {
+            Sharing::Descriptor => self.map(&map, Some(file.as_fd())),
+            Sharing::Messages => self.map(&DmaMap { backing: Backing::Messages, ..map }, None),
         }
     }
 
@@ -260,6 +343,47 @@ impl Client {
             Ok(Reply::Info(info)) => Ok(info),
             other => self.wrong("information about the device", format!("{other:?}")),
         }
+    }
+
+    /// Whether the server says that DEVICE_RESET works.
+    ///
+    /// # Errors
+    /// As [`Client::reply`].
+    pub fn can_reset(&mut self) -> Checked<bool> {
+        Ok(self.info()?.flags.contains(DeviceFlags::RESET))
+    }
+
+    /// DEVICE_GET_REGION_INFO with that much room: the information, the room that all of it needs, descriptors.
+    ///
+    /// # Errors
+    /// As [`Client::reply`].
+    pub fn region_info(&mut self, index: u32, argsz: u32) -> Checked<(RegionInfo, u32, Vec<OwnedFd>)> {
+        let message = self.call(&Command::GetRegionInfo(Query { argsz, index }), &[])?;
+        match Reply::decode(message.header.code(), &message.body) {
+            Ok(Reply::RegionInfo { info, argsz }) => Ok((info, argsz, message.descriptors)),
+            other => self.wrong("information about the region", format!("{other:?}")),
+        }
+    }
+
+    /// DEVICE_GET_IRQ_INFO.
+    ///
+    /// # Errors
+    /// As [`Client::reply`].
+    pub fn irq_info(&mut self, index: IrqIndex) -> Checked<IrqInfo> {
+        let message = self.call(&Command::GetIrqInfo(Query { argsz: 16, index: index.0 }), &[])?;
+        match Reply::decode(message.header.code(), &message.body) {
+            Ok(Reply::IrqInfo(info)) => Ok(info),
+            other => self.wrong("information about the interrupts", format!("{other:?}")),
+        }
+    }
+
+    /// DEVICE_SET_IRQS.
+    ///
+    /// # Errors
+    /// As [`Client::reply`].
+    pub fn set_irqs(&mut self, set: SetIrqs<'_>, eventfds: &[&EventFd]) -> Checked {
+        let eventfds: Vec<_> = eventfds.iter().map(|eventfd| eventfd.as_fd()).collect();
+        self.call(&Command::SetIrqs(set), &eventfds).map(|_| ())
     }
 
     /// REGION_READ.

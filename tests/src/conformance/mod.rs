@@ -4,16 +4,26 @@
 //! A check passes, fails with what was sent, what the text asks for and what came, or does not apply because the
 //! server does not offer what it is about.
 
+mod access;
 mod client;
+mod config;
+mod dma;
+mod engine;
 mod framing;
+mod interrupts;
+mod lifecycle;
+mod nvme;
+mod ram;
+mod regions;
 mod subject;
 mod version;
 
 use std::fmt;
 
-use outboard_vfio_user::wire::{Command, RegionAccess};
-
-pub use client::{Client, by_messages, eventfd, mapping, memory, raw, raw_message, unmap};
+pub use client::{Client, Sharing, by_messages, eventfd, mapping, memory, raw, raw_message, unmap};
+pub use engine::{Direction, Engine, Transfers};
+pub use nvme::NvmeDrive;
+pub use ram::Ram;
 pub use subject::{Process, Subject, Watch};
 
 /// One point, or a part of one.
@@ -101,8 +111,29 @@ impl Check {
 
 /// Every check of a server.
 pub fn checks() -> impl Iterator<Item = &'static Check> {
-    [framing::CHECKS, version::CHECKS].into_iter().flatten()
+    [
+        framing::CHECKS,
+        version::CHECKS,
+        regions::CHECKS,
+        interrupts::CHECKS,
+        dma::CHECKS,
+        access::CHECKS,
+        lifecycle::CHECKS,
+    ]
+    .into_iter()
+    .flatten()
 }
+
+/// The points that are no check over a server's socket, and where they are looked at instead.
+pub const ELSEWHERE: [(u8, &str); 4] = [
+    (30, "it is about clients"),
+    (73, "it is about clients"),
+    (
+        74,
+        "it is about the program's socket, not what goes through it: vfio-user's `listen` tests, server/tests/process.rs",
+    ),
+    (80, "it is about clients"),
+];
 
 fn failed<T>(sent: impl Into<String>, expected: impl Into<String>, came: impl Into<String>) -> Checked<T> {
     Err(Stop::Failed(Failure { sent: sent.into(), expected: expected.into(), came: came.into() }))
@@ -135,19 +166,16 @@ fn refused<T>(result: Checked<T>, sent: &str, errnos: &[u32]) -> Checked {
 
 /// What the commands refuse malformed ones with (libvfio-user).
 const EINVAL: u32 = nix::errno::Errno::EINVAL as u32;
+/// What a mapping over another one is refused with (specification, "VFIO_USER_DMA_MAP").
+const EEXIST: u32 = nix::errno::Errno::EEXIST as u32;
+/// What an unmap of what is not mapped is refused with (libvfio-user).
+const ENOENT: u32 = nix::errno::Errno::ENOENT as u32;
 /// What QEMU refuses unknown commands with.
 const ENOSYS: u32 = nix::errno::Errno::ENOSYS as u32;
 
-/// The configuration space: every PCI device has it, and what a client may do there is known.
-const CONFIG: u32 = 7;
-
-fn config_read(offset: u64, count: u32) -> Command<'static> {
-    Command::RegionRead(RegionAccess { offset, region: CONFIG, count })
-}
-
 /// The server still cuts the stream where we do, and still answers.
 fn alive(client: &mut Client) -> Checked {
-    let mut identity = client.read(CONFIG, 0, 4)?;
+    let mut identity = client.read(config::CONFIG, 0, 4)?;
     identity.dedup();
     holds(identity != [0xff], "a read of the vendor ID", "an ID", identity)
 }

@@ -8,26 +8,36 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::sys::stat::fstat;
-use outboard_vfio_user::wire::{Command, DeviceFlags, Version};
+use outboard_vfio_user::wire::{Command, Version};
 
-use super::{Checked, Client, failed, holds};
+use super::{Checked, Client, Engine, failed, holds};
 
 /// A server under test.
 pub struct Subject<'a> {
     connect: Box<dyn Fn() -> io::Result<UnixStream> + 'a>,
     process: Option<Process>,
+    engine: Option<Box<dyn Engine + 'a>>,
 }
 
 impl<'a> Subject<'a> {
     /// A server that `connect` gives fresh connections to. One client at a time is connected, but for the check
     /// of two.
     pub fn new(connect: impl Fn() -> io::Result<UnixStream> + 'a) -> Self {
-        Self { connect: Box::new(connect), process: None }
+        Self { connect: Box::new(connect), process: None, engine: None }
     }
 
     /// The server's process, whose descriptors and mappings can then be counted.
     pub fn with_process(self, id: u32) -> Self {
         Self { process: Some(Process(id)), ..self }
+    }
+
+    /// How to make the device use memory.
+    pub fn with_engine(self, engine: impl Engine + 'a) -> Self {
+        Self { engine: Some(Box::new(engine)), ..self }
+    }
+
+    pub(super) fn engine(&self) -> Option<&(dyn Engine + 'a)> {
+        self.engine.as_deref()
     }
 
     /// A client that has not said a word.
@@ -50,11 +60,6 @@ impl<'a> Subject<'a> {
         Ok(client)
     }
 
-    /// Whether the server says that DEVICE_RESET works.
-    pub fn resets(&self) -> Checked<bool> {
-        Ok(self.open()?.info()?.flags.contains(DeviceFlags::RESET))
-    }
-
     /// Watches what the server keeps of `file`. Without its process there is nothing to see.
     pub fn watch(&self, file: &impl AsFd) -> Watch {
         let id = Identity::of(file);
@@ -62,6 +67,12 @@ impl<'a> Subject<'a> {
             |count: fn(Process, &Identity) -> usize| self.process.map_or(0, |process| count(process, &id));
         let (descriptors, mappings) = (count(Process::descriptors_of), count(Process::mappings_of));
         Watch { process: self.process, id, descriptors, mappings }
+    }
+
+    /// Watches what the server keeps of `file`, of which it has one descriptor now.
+    pub fn watch_held(&self, file: &impl AsFd) -> Watch {
+        let watch = self.watch(file);
+        Watch { descriptors: watch.descriptors.saturating_sub(1), ..watch }
     }
 }
 
@@ -150,6 +161,11 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// How many descriptors of the file there are more than at the beginning, where that can be seen.
+    pub fn descriptors(&self) -> Option<usize> {
+        Some(self.process?.descriptors_of(&self.id).saturating_sub(self.descriptors))
+    }
+
     /// Waits until the server has this many descriptors and mappings of the file more than at the beginning.
     pub fn settles(&self, descriptors: usize, mappings: usize, when: &str) -> Checked {
         let Some(process) = self.process else { return Ok(()) };

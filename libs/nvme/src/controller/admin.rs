@@ -2,13 +2,12 @@
 
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::barrier::Then;
 use super::command::AdminCommand;
 use super::completion::{Failure, Origin};
 use super::data::DataPointer;
 use super::features::Data;
-use super::io::Progress;
 use super::limits::PAGE_SIZE;
-use super::slots::{Owner, Work};
 use super::{Controller, Disk, Host, identify};
 use crate::spec::{
     AdminOpcode, AsyncEventType, Cns, CommandEffects, CommandsSupportedLog, CriticalWarning, FeatureId,
@@ -90,7 +89,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 if let Some(content) = content.get_mut(..bytes).filter(|content| !content.is_empty()) {
                     self.disks.receive(host, data, content)?;
                 }
-                self.set_features(host, origin, feature, nsid, value, &content)
+                self.set_features(origin, feature, nsid, value, &content)
             }
             AdminCommand::GetFeatures { feature, select, nsid, which, data } => {
                 let value = self.features.get(feature, select, nsid, self.disks.geometry(nsid), which)?;
@@ -102,6 +101,10 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             AdminCommand::AsyncEventRequest => {
                 self.health.events.park(origin.command)?;
                 Ok(Answer::Parked)
+            }
+            AdminCommand::Format(format) => {
+                self.format(origin, format)?;
+                Ok(Answer::Pending)
             }
             AdminCommand::DoorbellBufferConfig { doorbells, events } if self.options.shadow_doorbells => {
                 for (page, at) in [(doorbells, PRP1), (events, PRP2)] {
@@ -161,7 +164,6 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
 
     fn set_features(
         &mut self,
-        host: &mut H,
         origin: Origin,
         feature: FeatureId,
         nsid: Nsid,
@@ -177,11 +179,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         let asked = self.features.async_events().critical_warnings();
         self.health.events.watch(CriticalWarning::from_bits(self.features.warnings().bits() & asked));
         if cached && !self.features.write_cache() {
-            // Nothing may be left in a cache that is off.
-            let owner = Owner::Command { origin, work: Work::CacheOff };
-            if self.disks.flush_all(host, owner)? == Progress::Pending {
-                return Ok(Answer::Pending);
-            }
+            // Nothing may be left in a cache that is off, nor get there.
+            self.barriers.push(origin, Then::Flush);
+            return Ok(Answer::Pending);
         }
         Ok(Answer::Done(result))
     }
@@ -213,6 +213,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 let identity = identify::controller(&self.options, &[]);
                 log.revisions[0] = identity.firmware;
                 (log.as_bytes().to_vec(), None)
+            }
+            LogPageId::CHANGED_NAMESPACES => {
+                (self.health.events.changed_namespaces(), Some(AsyncEventType::NOTICE))
             }
             LogPageId::COMMANDS_SUPPORTED => (self.commands_supported().as_bytes().to_vec(), None),
             _ => return Err(Status::INVALID_LOG_PAGE.into()),
@@ -252,6 +255,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             AdminOpcode::SET_FEATURES,
             AdminOpcode::GET_FEATURES,
             AdminOpcode::ASYNC_EVENT_REQUEST,
+            AdminOpcode::FORMAT_NVM,
         ];
         let mut mark = |opcode: AdminOpcode| {
             if let Some(effects) = log.admin.get_mut(usize::from(opcode.0)) {
@@ -261,6 +265,10 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         admin.into_iter().for_each(&mut mark);
         if self.options.shadow_doorbells {
             mark(AdminOpcode::DOORBELL_BUFFER_CONFIG);
+        }
+        if let Some(effects) = log.admin.get_mut(usize::from(AdminOpcode::FORMAT_NVM.0)) {
+            // One at a time on a namespace (CSE 001b).
+            *effects = effects.with_data_change(true).with_namespace_change(true).with_restrictions(1);
         }
         let io = [
             (NvmOpcode::FLUSH, supported),

@@ -6,8 +6,8 @@ use super::disk::{Geometry, LbaRange};
 use super::queues::{NewCompletionQueue, NewSubmissionQueue};
 use crate::spec::{
     Abort, AdminOpcode, Cns, CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DataPointerType,
-    DsmAttributes, DsmCount, FeatureId, FeatureSelect, GetFeatures, GetLogPage10, GetLogPage11, Identify10,
-    LogPageId, NvmOpcode, ReadWrite12, SetFeatures, Status, SubmissionEntry,
+    DsmAttributes, DsmCount, FeatureId, FeatureSelect, FormatNvm, GetFeatures, GetLogPage10, GetLogPage11,
+    Identify10, LogPageId, NvmOpcode, ReadWrite12, SetFeatures, Status, SubmissionEntry,
 };
 use crate::{Iova, Lba, Nsid, QueueId};
 
@@ -196,6 +196,7 @@ pub(super) enum AdminCommand {
         data: DataPointer,
     },
     AsyncEventRequest,
+    Format(FormatNvm),
     DoorbellBufferConfig {
         doorbells: Iova,
         events: Iova,
@@ -280,6 +281,7 @@ impl AdminCommand {
                 })
             }
             AdminOpcode::ASYNC_EVENT_REQUEST => Ok(Self::AsyncEventRequest),
+            AdminOpcode::FORMAT_NVM => Ok(Self::Format(FormatNvm::from_bits(dword10))),
             AdminOpcode::DOORBELL_BUFFER_CONFIG => {
                 Ok(Self::DoorbellBufferConfig { doorbells: base, events: Iova(entry.prp2.get()) })
             }

@@ -85,6 +85,7 @@ fn is_final(status: Status) -> bool {
         Status::DATA_TRANSFER_ERROR
             | Status::INTERNAL_ERROR
             | Status::ABORT_REQUESTED
+            | Status::FORMAT_IN_PROGRESS
             | Status::WRITE_FAULT
             | Status::UNRECOVERED_READ_ERROR
             | Status::CAPACITY_EXCEEDED

@@ -39,6 +39,8 @@ pub struct Counters {
     pub dataset_management: Counter,
     /// Admin commands that were completed.
     pub admin: Counter,
+    /// I/O commands that came with an SGL.
+    pub sgls: Counter,
     /// Bytes moved to the host by Read commands that succeeded.
     pub bytes_read: Counter,
     /// Bytes taken from the host by Write commands that succeeded.

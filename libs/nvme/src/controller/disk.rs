@@ -7,11 +7,14 @@ use crate::Lba;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tag(pub u32);
 
-/// The shape of a disk. It does not change while the disk exists.
+/// The shape of a disk. Only [`Operation::Format`] changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// log2 of the LBA size: 9 or 12.
     pub block_shift: u32,
+    /// log2 of the LBA sizes that the disk can be formatted with, in the order of the LBA formats; at most 16, and
+    /// the present one is among them.
+    pub formats: &'static [u32],
     /// The capacity in blocks.
     pub blocks: u64,
     /// Writes are refused (Namespace is Write Protected).
@@ -26,6 +29,13 @@ impl Geometry {
     /// The bytes of a range.
     pub fn bytes(&self, range: LbaRange) -> u64 {
         range.blocks.checked_shl(self.block_shift).unwrap_or(u64::MAX)
+    }
+
+    /// The shape after a format.
+    #[must_use]
+    pub fn formatted(self, block_shift: u32) -> Self {
+        let bytes = self.blocks.checked_shl(self.block_shift).unwrap_or(0);
+        Self { block_shift, blocks: bytes.checked_shr(block_shift).unwrap_or(0), ..self }
     }
 }
 
@@ -81,6 +91,12 @@ pub enum Operation<'a> {
         /// As in a write.
         durable: bool,
     },
+    /// All blocks read as zeroes, durably, and have this size from now on. No other operation is under way, but
+    /// for flushes.
+    Format {
+        /// log2 of the LBA size, one of [`Geometry::formats`].
+        block_shift: u32,
+    },
     /// The host no longer needs these blocks; at most 256 ranges.
     Deallocate {
         /// Which.
@@ -122,7 +138,7 @@ pub enum Submission {
 
 /// The storage of a namespace, as the controller's poll loop uses it: no call blocks on the medium.
 pub trait Disk<H: Host> {
-    /// The disk's shape.
+    /// The disk's shape, the new one as soon as a format is over.
     fn geometry(&self) -> Geometry;
 
     /// Takes an operation. Segments and ranges are only borrowed: a pending operation copies what it needs,

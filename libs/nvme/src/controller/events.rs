@@ -1,7 +1,13 @@
 //! Asynchronous events and the requests that wait for them (Base Specification 1.4, section 5.2).
 
+use std::collections::BTreeSet;
+
 use super::limits::{MAX_PARKED_EVENTS, MAX_PENDING_EVENTS};
+use crate::Nsid;
 use crate::spec::{AsyncEvent, AsyncEventType, CriticalWarning, LogPageId, Status};
+
+/// Bytes of the Changed Namespace List: 1024 identifiers.
+const CHANGED_NAMESPACES_SIZE: usize = 4096;
 
 /// A write to the doorbell of a queue that does not exist (figure 147).
 pub(super) const INVALID_DOORBELL_REGISTER: AsyncEvent =
@@ -11,6 +17,10 @@ pub(super) const INVALID_DOORBELL_VALUE: AsyncEvent =
     AsyncEvent::new(AsyncEventType::ERROR, 1, LogPageId::ERROR_INFORMATION);
 /// A temperature is beyond its threshold (figure 148).
 pub(super) const TEMPERATURE: AsyncEvent = AsyncEvent::new(AsyncEventType::SMART, 1, LogPageId::SMART);
+
+/// The attributes of a namespace have changed (figure 149).
+pub(super) const NAMESPACE_CHANGED: AsyncEvent =
+    AsyncEvent::new(AsyncEventType::NOTICE, 0, LogPageId::CHANGED_NAMESPACES);
 
 /// Parked requests, and events that wait for one.
 #[derive(Debug, Default)]
@@ -22,6 +32,8 @@ pub(super) struct Events {
     pending: Vec<AsyncEvent>,
     /// Types that were reported, a bit each: silent until the host reads their log page.
     masked: u32,
+    /// The Changed Namespace List: what changed since the host read it.
+    changed: BTreeSet<u32>,
     /// The critical warnings that hold and that the host wants to hear of.
     warnings: CriticalWarning,
 }
@@ -54,6 +66,21 @@ impl Events {
         if self.pending.len() < MAX_PENDING_EVENTS && !self.pending.contains(&event) {
             self.pending.push(event);
         }
+    }
+
+    /// A namespace has changed; `wanted`: the host wants to hear of it.
+    pub(super) fn namespace_changed(&mut self, nsid: Nsid, wanted: bool) {
+        self.changed.insert(nsid.0);
+        if wanted {
+            self.raise(NAMESPACE_CHANGED);
+        }
+    }
+
+    /// The Changed Namespace List log page (5.14.1.4). There are never more namespaces than fit.
+    pub(super) fn changed_namespaces(&self) -> Vec<u8> {
+        let mut page: Vec<u8> = self.changed.iter().flat_map(|nsid| nsid.to_le_bytes()).collect();
+        page.resize(CHANGED_NAMESPACES_SIZE, 0);
+        page
     }
 
     /// The critical warnings that hold and that the host wants to hear of: an event when there is a new one
@@ -93,6 +120,9 @@ impl Events {
     /// The host read the log page of this type.
     pub(super) fn unmask(&mut self, kind: AsyncEventType) {
         self.masked &= !bit(kind);
+        if kind == AsyncEventType::NOTICE {
+            self.changed.clear();
+        }
     }
 
     /// A controller reset: requests and events are gone.

@@ -377,11 +377,12 @@ impl Features {
                 values.write_atomicity =
                     WriteAtomicity::default().with_disable_normal(atomicity.disable_normal()).bits();
             }
-            // OAES is 0: only the critical warnings can be asked for.
+            // What OAES offers, and the critical warnings.
             FeatureId::ASYNC_EVENT_CONFIGURATION => {
                 let asked = AsyncEventConfiguration::from_bits(value);
-                values.async_events =
-                    AsyncEventConfiguration::default().with_critical_warnings(asked.critical_warnings());
+                values.async_events = AsyncEventConfiguration::default()
+                    .with_critical_warnings(asked.critical_warnings())
+                    .with_namespace_attributes(asked.namespace_attributes());
             }
             FeatureId::TIMESTAMP => {
                 let [a, b, c, d, e, f, g, h, ..] = *data;

@@ -8,10 +8,10 @@ use super::health::{CRITICAL_TEMPERATURE, WARNING_TEMPERATURE};
 use super::limits::{BATCH, ERROR_LOG_ENTRIES, MAX_PARKED_EVENTS};
 use crate::Nsid;
 use crate::spec::{
-    ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, IDENTIFY_SIZE,
-    IdentifyController, IdentifyNamespace, LbaFormat, LogPageAttributes, NamespaceIdDescriptor,
-    NamespaceIdType, OptionalAdminCommands, OptionalNvmCommands, PowerStateDescriptor, QueueEntrySizes,
-    SglSupport, Version, VolatileWriteCacheSupport,
+    ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, FormattedLbaSize,
+    IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, LbaFormat, LogPageAttributes,
+    NamespaceIdDescriptor, NamespaceIdType, OptionalAdminCommands, OptionalAsyncEvents, OptionalNvmCommands,
+    PowerStateDescriptor, QueueEntrySizes, SglSupport, Version, VolatileWriteCacheSupport,
 };
 
 /// NIDL of a UUID.
@@ -42,7 +42,9 @@ pub(super) fn controller(options: &Options, geometries: &[Geometry]) -> Identify
     // What a poll takes from a queue.
     data.arbitration_burst = BATCH.ilog2().try_into().unwrap_or(0);
     data.attributes = ControllerAttributes::default().with_host_id_128(true);
-    data.admin_commands = OptionalAdminCommands::default().with_doorbell_buffer(options.shadow_doorbells);
+    data.admin_commands =
+        OptionalAdminCommands::default().with_format(true).with_doorbell_buffer(options.shadow_doorbells);
+    data.async_events = OptionalAsyncEvents::default().with_namespace_attributes(true);
     data.abort_limit = 3;
     data.async_event_limit = MAX_PARKED_EVENTS - 1;
     data.firmware_updates = FirmwareUpdates::default().with_slot1_read_only(true).with_slots(1);
@@ -93,7 +95,13 @@ pub(super) fn namespace(geometry: &Geometry) -> IdentifyNamespace {
         data.attributes = WRITE_PROTECTED;
     }
     data.nvm_capacity = (u128::from(geometry.blocks) << geometry.block_shift.min(63)).into();
-    data.lba_formats[0] = LbaFormat::default().with_data_shift((geometry.block_shift & 0xff) as u8);
+    for (format, shift) in data.lba_formats.iter_mut().zip(geometry.formats) {
+        *format = LbaFormat::default().with_data_shift((shift & 0xff) as u8);
+    }
+    // At most 16.
+    data.formats = u8::try_from(geometry.formats.len().saturating_sub(1)).unwrap_or(0xf);
+    let index = geometry.formats.iter().position(|shift| *shift == geometry.block_shift).unwrap_or(0);
+    data.formatted = FormattedLbaSize::default().with_index(u8::try_from(index).unwrap_or(0));
     data
 }
 

@@ -17,12 +17,26 @@ use crate::{Lba, Nsid};
 pub(super) struct Namespace<D> {
     pub(super) disk: D,
     pub(super) geometry: Geometry,
+    pub(super) availability: Availability,
     uncorrectable: Uncorrectable,
     /// Operations were submitted since the last commit.
-    touched: bool,
+    pub(super) touched: bool,
+}
+
+/// Whether a namespace takes commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Availability {
+    Ready,
+    /// From a Format's arrival to its end.
+    Formatting,
 }
 
 impl<D> Namespace<D> {
+    /// All blocks were written.
+    pub(super) fn forget_uncorrectable(&mut self) {
+        self.uncorrectable = Uncorrectable::default();
+    }
+
     /// A command at `start` was successful: what it wrote can be read again.
     #[inline]
     fn written(&mut self, start: Lba, work: Work) {
@@ -49,6 +63,8 @@ pub(super) struct Disks<D> {
     pub(super) slots: Slots,
     pub(super) walker: Walker,
     pub(super) max_transfer: usize,
+    /// Namespaces whose shape has changed since this was looked at last.
+    pub(super) changed: Vec<Nsid>,
     fetched: Box<[DsmRange; MAX_DEALLOCATE_RANGES]>,
     ranges: Vec<LbaRange>,
     done: Vec<(Tag, Result<(), DiskError>)>,
@@ -62,6 +78,7 @@ impl<D> Disks<D> {
         let namespace = |disk: D| Namespace {
             geometry: disk.geometry(),
             disk,
+            availability: Availability::Ready,
             uncorrectable: Uncorrectable::default(),
             touched: false,
         };
@@ -70,6 +87,7 @@ impl<D> Disks<D> {
             slots: Slots::new(MAX_IN_FLIGHT),
             walker: Walker::new(max_transfer),
             max_transfer,
+            changed: Vec::new(),
             fetched: Box::new([DsmRange::default(); MAX_DEALLOCATE_RANGES]),
             ranges: Vec::with_capacity(MAX_DEALLOCATE_RANGES),
             done: Vec::with_capacity(usize::from(MAX_IN_FLIGHT)),
@@ -103,6 +121,9 @@ impl<D> Disks<D> {
         let Some(namespace) = namespace else {
             return self.start_without_namespace(host, origin, entry);
         };
+        if namespace.availability == Availability::Formatting {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
         let write_through = !write_cache;
         let (operation, work) = match IoCommand::parse(entry, &namespace.geometry, self.max_transfer)? {
             IoCommand::Read { range, bytes, data } => {
@@ -240,18 +261,22 @@ impl<D> Disks<D> {
             namespace.disk.reap(host, &mut self.done);
         }
         let any = !self.done.is_empty();
-        for (tag, result) in self.done.drain(..) {
-            if let Some((owner, result)) = self.slots.finish(tag, result) {
-                if let Owner::Command { origin, work } = owner
-                    && result.is_ok()
-                    && let Some(namespace) =
-                        index(origin.nsid).and_then(|index| self.namespaces.get_mut(index))
-                {
-                    namespace.written(origin.lba, work);
+        let mut done = std::mem::take(&mut self.done);
+        for (tag, result) in done.drain(..) {
+            let Some((owner, result)) = self.slots.finish(tag, result) else { continue };
+            match owner {
+                Owner::Command { origin, work: Work::Format } => self.formatted(origin.nsid, result),
+                Owner::Command { origin, work } if result.is_ok() => {
+                    let namespace = index(origin.nsid).and_then(|index| self.namespaces.get_mut(index));
+                    if let Some(namespace) = namespace {
+                        namespace.written(origin.lba, work);
+                    }
                 }
-                finished(host, owner, result);
+                _ => {}
             }
+            finished(host, owner, result);
         }
+        self.done = done;
         any
     }
 
@@ -330,6 +355,6 @@ pub(super) fn count(counters: &Counters, work: Work) {
         Work::Flush => counters.flushes.add(1),
         Work::WriteZeroes { .. } => counters.write_zeroes.add(1),
         Work::Deallocate => counters.dataset_management.add(1),
-        Work::CacheOff => {}
+        Work::Format | Work::CacheOff => {}
     }
 }

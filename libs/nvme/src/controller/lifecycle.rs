@@ -87,7 +87,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             State::Disabled if configuration.enable() => Some(self.enable(host, configuration)),
             State::Disabled if shutdown => Some(State::Draining { ready: false }),
             State::Ready if shutdown => Some(State::Draining { ready: true }),
-            State::Draining { ready } if self.in_flight() == 0 => {
+            State::Draining { ready } if self.in_flight() == 0 && self.barriers.is_empty() => {
                 match self.disks.flush_all(host, Owner::Shutdown) {
                     Ok(Progress::Pending) => Some(State::Flushing { ready }),
                     Ok(Progress::Done) => Some(State::ShutDown { ready }),
@@ -128,6 +128,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             self.health.record_unsafe_shutdown();
         }
         self.queues.clear(host);
+        self.drop_barriers();
         self.health.events.reset();
         self.features.reset();
         self.state = State::Resetting;
@@ -146,6 +147,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
     /// Takes no further command: CSTS.CFS.
     pub(super) fn stop(&mut self, host: &mut H) {
         self.queues.clear(host);
+        self.drop_barriers();
         self.health.events.reset();
         self.enter(State::Failed { ready: true });
     }

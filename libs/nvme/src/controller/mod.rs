@@ -8,12 +8,13 @@
 //! * `command`: raw entries become typed commands; `admin` and `io` carry them out;
 //! * `data`, `prp`, `sgl`, `slots`: where a command's data lies, and which commands are under way;
 //! * `uncorrectable`: blocks that cannot be read until they are written;
+//! * `barrier`, `format`: commands that wait for what is under way, and Format NVM, which is one;
 //! * `completion`: the one place where commands end;
 //! * `identify`, `features`, `timestamp`, `health`, `events`: what the host can ask.
 //!
 //! What it does not do: SGLs in admin commands, fused commands, metadata and protection information,
 //! arbitration other than round robin, queues that are not contiguous, pages other than 4 KiB, a controller
-//! memory buffer, namespace management, format, firmware update, security, directives, sanitize, reservations.
+//! memory buffer, namespace management, firmware update, security, directives, sanitize, reservations.
 
 #![cfg_attr(
     not(test),
@@ -28,6 +29,7 @@
 )]
 
 mod admin;
+mod barrier;
 mod command;
 mod completion;
 mod counters;
@@ -36,6 +38,7 @@ mod disk;
 mod doorbells;
 mod events;
 mod features;
+mod format;
 mod health;
 mod host;
 mod identify;
@@ -67,9 +70,10 @@ pub use host::{Direction, DmaError, Host, Segment};
 pub use options::{InvalidOptions, Options};
 pub use registers::{Effect, Registers, Snapshot, doorbell_write};
 
-use crate::spec::{Status, SubmissionEntry};
+use crate::spec::{DataPointerType, Status, SubmissionEntry};
 use crate::{Lba, Nsid, QueueId};
 use admin::Answer;
+use barrier::Barriers;
 use completion::Origin;
 use features::Features;
 use health::Health;
@@ -95,6 +99,8 @@ pub struct Controller<H: Host, D: Disk<H>> {
     memory_confirmed: bool,
     queues: Queues,
     disks: Disks<D>,
+    /// Admin commands that wait for what is under way.
+    barriers: Barriers,
     features: Features,
     health: Health,
     batch: Box<[SubmissionEntry; BATCH]>,
@@ -122,6 +128,7 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             memory_confirmed: false,
             queues: Queues::new(options.queue_limits()),
             disks,
+            barriers: Barriers::default(),
             features,
             health: Health::new(),
             batch: Box::new([SubmissionEntry::new_zeroed(); BATCH]),
@@ -163,6 +170,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
         let mut progress = self.follow_registers(host);
         if self.state == State::Ready {
             progress |= self.serve(host);
+        }
+        if !self.barriers.is_empty() && self.state.posts() {
+            progress |= self.pass_barriers(host);
         }
         self.disks.commit(host);
         progress |= self.reap(host);
@@ -255,6 +265,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                     lba: Lba(entry.starting_lba()),
                 };
                 queues.take(id);
+                if entry.flags.data_pointer() != DataPointerType::PRP {
+                    health.counters.sgls.add(1);
+                }
                 let result = match disks.start(host, origin, entry, write_cache) {
                     Ok((_, Progress::Pending)) => continue,
                     Ok((work, Progress::Done)) => {
@@ -361,9 +374,17 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
                 }
             }
         });
+        self.report_changes();
         if let Err(error) = outcome {
             self.fail(host, &error);
         }
         progress
+    }
+
+    /// Tells the host which namespaces have changed.
+    fn report_changes(&mut self) {
+        for nsid in self.disks.changed.drain(..) {
+            self.health.events.namespace_changed(nsid, self.features.async_events().namespace_attributes());
+        }
     }
 }

@@ -33,6 +33,8 @@ pub(super) enum Work {
         bytes: u64,
     },
     Deallocate,
+    /// Format NVM.
+    Format,
     /// Set Features turned the write cache off: what it held is flushed first.
     CacheOff,
 }
@@ -55,14 +57,34 @@ struct Slot {
     parts: u32,
     failure: Option<DiskError>,
     owner: Owner,
+    era: Era,
     next_free: u16,
+}
+
+/// Which of two eras a command was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Era {
+    Even,
+    Odd,
+}
+
+impl Era {
+    fn other(self) -> Self {
+        match self {
+            Self::Even => Self::Odd,
+            Self::Odd => Self::Even,
+        }
+    }
 }
 
 /// A slab of fixed size; takes and frees in constant time and never allocates.
 pub(super) struct Slots {
     slots: Vec<Slot>,
     free: u16,
-    in_flight: usize,
+    era: Era,
+    /// Commands under way, by era.
+    even: usize,
+    odd: usize,
 }
 
 const NONE: u16 = u16::MAX;
@@ -75,20 +97,21 @@ impl Slots {
                 parts: 0,
                 failure: None,
                 owner: Owner::Shutdown,
+                era: Era::Even,
                 next_free: if next == capacity { NONE } else { next },
             })
             .collect();
-        Self { slots, free: if capacity == 0 { NONE } else { 0 }, in_flight: 0 }
+        Self { slots, free: if capacity == 0 { NONE } else { 0 }, era: Era::Even, even: 0, odd: 0 }
     }
 
     /// How many commands are under way.
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.even.saturating_add(self.odd)
     }
 
     /// How many more may start.
     pub(super) fn available(&self) -> usize {
-        self.slots.len().saturating_sub(self.in_flight)
+        self.slots.len().saturating_sub(self.in_flight())
     }
 
     /// The tag that the next [`Slots::take`] occupies. An operation that is done at once never takes it.
@@ -102,8 +125,29 @@ impl Slots {
     pub(super) fn take(&mut self, owner: Owner, parts: u32, failure: Option<DiskError>) {
         if let Some(slot) = self.slots.get_mut(usize::from(self.free)) {
             self.free = slot.next_free;
-            *slot = Slot { sequence: slot.sequence, parts, failure, owner, next_free: NONE };
-            self.in_flight = self.in_flight.saturating_add(1);
+            *slot = Slot { sequence: slot.sequence, parts, failure, owner, era: self.era, next_free: NONE };
+            let count = self.count(self.era);
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// What is taken from here on belongs to a new era. Nothing may be left of the one before the present.
+    pub(super) fn begin_era(&mut self) {
+        self.era = self.era.other();
+    }
+
+    /// How many commands of the eras before this one are under way.
+    pub(super) fn of_earlier_eras(&self) -> usize {
+        match self.era {
+            Era::Even => self.odd,
+            Era::Odd => self.even,
+        }
+    }
+
+    fn count(&mut self, era: Era) -> &mut usize {
+        match era {
+            Era::Even => &mut self.even,
+            Era::Odd => &mut self.odd,
         }
     }
 
@@ -126,7 +170,9 @@ impl Slots {
         slot.sequence = slot.sequence.wrapping_add(1);
         slot.next_free = self.free;
         self.free = index;
-        self.in_flight = self.in_flight.saturating_sub(1);
-        Some((slot.owner, slot.failure.map_or(Ok(()), Err)))
+        let (era, owner, failure) = (slot.era, slot.owner, slot.failure);
+        let count = self.count(era);
+        *count = count.saturating_sub(1);
+        Some((owner, failure.map_or(Ok(()), Err)))
     }
 }

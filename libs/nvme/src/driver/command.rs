@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U32, U64};
 use super::error::SubmitError;
 use super::limits::{MAX_BLOCKS, MAX_DSM_RANGES};
 use super::prp::DataPointer;
-use crate::spec::{DsmAttributes, NvmOpcode, ReadWrite12, SubmissionEntry};
+use crate::spec::{DsmAttributes, EntryFlags, NvmOpcode, ReadWrite12, SubmissionEntry};
 use crate::{Lba, Nsid};
 
 /// A command to an I/O queue (6).
@@ -34,6 +34,35 @@ pub enum Command {
         data: DataPointer,
         /// Complete it only when it is durable (FUA).
         durable: bool,
+    },
+    /// Fail with Compare Failure unless the blocks hold this data.
+    Compare {
+        /// The namespace.
+        nsid: Nsid,
+        /// The first block.
+        start: Lba,
+        /// How many, 1 to 65536.
+        blocks: u32,
+        /// What they should hold.
+        data: DataPointer,
+    },
+    /// Read blocks and tell whether that is possible.
+    Verify {
+        /// The namespace.
+        nsid: Nsid,
+        /// The first block.
+        start: Lba,
+        /// How many, 1 to 65536.
+        blocks: u32,
+    },
+    /// Make blocks unreadable until they are written.
+    WriteUncorrectable {
+        /// The namespace.
+        nsid: Nsid,
+        /// The first block.
+        start: Lba,
+        /// How many, 1 to 65536.
+        blocks: u32,
     },
     /// Make durable what was completed before.
     Flush {
@@ -70,6 +99,7 @@ impl Command {
     pub fn entry(&self) -> Result<SubmissionEntry, SubmitError> {
         let entry = |opcode: NvmOpcode, nsid: Nsid, data: DataPointer| SubmissionEntry {
             opcode: opcode.0,
+            flags: EntryFlags::default().with_data_pointer_bits(data.kind().0),
             nsid: U32::new(nsid.0),
             prp1: U64::new(data.first()),
             prp2: U64::new(data.second()),
@@ -89,6 +119,18 @@ impl Command {
             Self::Write { nsid, start, blocks, data, durable } => {
                 let flags = flags.with_force_unit_access(durable);
                 range(entry(NvmOpcode::WRITE, nsid, data), start, blocks, flags)
+                    .ok_or(SubmitError::Blocks(blocks))
+            }
+            Self::Compare { nsid, start, blocks, data } => {
+                range(entry(NvmOpcode::COMPARE, nsid, data), start, blocks, flags)
+                    .ok_or(SubmitError::Blocks(blocks))
+            }
+            Self::Verify { nsid, start, blocks } => {
+                range(entry(NvmOpcode::VERIFY, nsid, DataPointer::NONE), start, blocks, flags)
+                    .ok_or(SubmitError::Blocks(blocks))
+            }
+            Self::WriteUncorrectable { nsid, start, blocks } => {
+                range(entry(NvmOpcode::WRITE_UNCORRECTABLE, nsid, DataPointer::NONE), start, blocks, flags)
                     .ok_or(SubmitError::Blocks(blocks))
             }
             Self::Flush { nsid } => Ok(entry(NvmOpcode::FLUSH, nsid, DataPointer::NONE)),

@@ -19,8 +19,8 @@ use super::shadow::{Shadow, ShadowPages};
 use crate::spec::{
     AdminOpcode, AdminQueueAttributes, Capabilities, Cns, CompletionEntry, Configuration, ControllerStatus,
     CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DOORBELLS, FeatureId, FeatureSelect,
-    GetFeatures, GetLogPage10, Identify10, IdentifyController, IdentifyNamespace, LogPageId, NSID_ALL,
-    NumberOfQueues, Register, SetFeatures, ShutdownNotification, ShutdownStatus, SubmissionEntry,
+    FormatNvm, GetFeatures, GetLogPage10, Identify10, IdentifyController, IdentifyNamespace, LogPageId,
+    NSID_ALL, NumberOfQueues, Register, SetFeatures, ShutdownNotification, ShutdownStatus, SubmissionEntry,
     doorbell_index, doorbell_offset,
 };
 use crate::{Nsid, QueueId};
@@ -220,6 +220,18 @@ impl<R: Registers, M: Memory> Drive<R, M> {
             dword11: U32::new(value),
             ..SubmissionEntry::default()
         })
+    }
+
+    /// Format NVM (5.23) of a namespace, or of all with [`NSID_ALL`]: what they held is gone. What was learnt of
+    /// them by [`Self::namespace`] is no longer true.
+    pub fn format(&mut self, nsid: Nsid, format: FormatNvm) -> Result<(), Error> {
+        self.execute(SubmissionEntry {
+            opcode: AdminOpcode::FORMAT_NVM.0,
+            nsid: U32::new(nsid.0),
+            dword10: U32::new(format.bits()),
+            ..SubmissionEntry::default()
+        })?;
+        Ok(())
     }
 
     /// Asks for `count` I/O queue pairs; gives how many there may be (5.21.1.7). To be called once, before any

@@ -5,8 +5,7 @@
 //! [`Registers`], [`Doorbell`], [`Memory`] and [`Block`]. Whatever the device answers, nothing here panics, and
 //! every wait ends.
 //!
-//! What it does not do: interrupts, asynchronous events, retries, metadata, SGLs, memory pages other than
-//! 4 KiB. It does not free what a device may still reach: disable the drive before its memory goes.
+//! What it does not do: interrupts, asynchronous events, retries, metadata, memory pages other than 4 KiB. It does not free what a device may still reach: disable the drive before its memory goes.
 
 mod command;
 mod device;
@@ -15,6 +14,7 @@ mod error;
 pub mod limits;
 mod prp;
 mod queue;
+mod sgl;
 mod shadow;
 mod slots;
 
@@ -24,4 +24,5 @@ pub use drive::{Drive, Namespace, Options};
 pub use error::{CommandError, Error, SubmitError};
 pub use prp::{DataPointer, Fragment, PrpError};
 pub use queue::{Completion, QueuePair};
+pub use sgl::SglError;
 pub use slots::CommandId;

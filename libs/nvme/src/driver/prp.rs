@@ -3,6 +3,7 @@
 use super::device::Block;
 use super::limits::PAGE_SIZE;
 use crate::Iova;
+use crate::spec::{DataPointerType, SglDescriptor};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// PRP entries in a page of a list.
@@ -39,16 +40,27 @@ pub enum PrpError {
     },
 }
 
-/// PRP entries 1 and 2 of a command.
+/// Where a command's data lies: PRP entries 1 and 2, or an SGL descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataPointer {
     first: u64,
     second: u64,
+    kind: DataPointerType,
 }
 
 impl DataPointer {
     /// No data.
-    pub const NONE: Self = Self { first: 0, second: 0 };
+    pub const NONE: Self = Self::prp(0, 0);
+
+    const fn prp(first: u64, second: u64) -> Self {
+        Self { first, second, kind: DataPointerType::PRP }
+    }
+
+    /// An SGL that begins with this descriptor.
+    pub(super) const fn of_descriptor(descriptor: SglDescriptor) -> Self {
+        let [first, second] = descriptor.halves();
+        Self { first: first.get(), second: second.get(), kind: DataPointerType::SGL }
+    }
 
     /// Describes `fragments`, in order. Three pages or more need a list, which is written to `list`; the drive
     /// reads it until the command is over.
@@ -59,7 +71,7 @@ impl DataPointer {
         let mut pages = fragments.iter().flat_map(pages_of);
         let first = pages.next().ok_or(PrpError::Empty)?;
         if total <= 2 {
-            return Ok(Self { first, second: pages.next().unwrap_or(0) });
+            return Ok(Self::prp(first, pages.next().unwrap_or(0)));
         }
         let entries = total.saturating_sub(1);
         let needed = list_pages(entries).saturating_mul(PAGE_SIZE);
@@ -83,15 +95,26 @@ impl DataPointer {
             }
             left = left.saturating_sub(here);
         }
-        Ok(Self { first, second: list.iova().0 })
+        Ok(Self::prp(first, list.iova().0))
     }
 
-    /// PRP entry 1.
+    /// Which of the two it is (PSDT).
+    pub fn kind(self) -> DataPointerType {
+        self.kind
+    }
+
+    /// The SGL's first descriptor.
+    #[cfg(test)]
+    pub(super) fn descriptor(self) -> SglDescriptor {
+        SglDescriptor::from_halves([self.first.into(), self.second.into()])
+    }
+
+    /// PRP entry 1, or the first half of the descriptor.
     pub fn first(self) -> u64 {
         self.first
     }
 
-    /// PRP entry 2.
+    /// PRP entry 2, or the second half of the descriptor.
     pub fn second(self) -> u64 {
         self.second
     }
@@ -132,4 +155,4 @@ fn list_pages(entries: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

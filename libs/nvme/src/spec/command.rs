@@ -151,6 +151,43 @@ bit_fields! {
 }
 
 bit_fields! {
+    /// Dword 10 of Format NVM (5.23).
+    FormatNvm(u32) {
+        /// LBAF: the index of the LBA format.
+        field lba_format / with_lba_format: u8 [3:0];
+        /// MSET: metadata follow each block's data.
+        flag extended_lba / with_extended_lba [4];
+        /// PI: protection information type; 0 is none.
+        field protection / with_protection: u8 [7:5];
+        /// PIL: protection information is in the metadata's first bytes.
+        flag protection_first / with_protection_first [8];
+        /// SES: see [`SecureErase`].
+        field erase_bits / with_erase_bits: u8 [11:9];
+        /// LBAFU: the index's upper bits (2.0).
+        field lba_format_upper / with_lba_format_upper: u8 [13:12];
+    }
+}
+
+impl FormatNvm {
+    /// SES.
+    pub const fn erase(self) -> SecureErase {
+        SecureErase(self.erase_bits())
+    }
+}
+
+open_enum! {
+    /// SES: secure erase settings (5.23).
+    SecureErase(u8) {
+        /// None is asked for.
+        NONE = 0,
+        /// The user data are erased.
+        USER_DATA = 1,
+        /// The key that the user data were encrypted with is erased.
+        CRYPTOGRAPHIC = 2,
+    }
+}
+
+bit_fields! {
     /// Dword 10 of Dataset Management (6.7).
     DsmCount(u32) {
         /// NR: ranges less one.

@@ -19,8 +19,8 @@ mod tests;
 
 pub use command::{
     Abort, CreateCompletionQueue, CreateQueue, CreateSubmissionQueue, DataPointerType, DsmAttributes,
-    DsmCount, DsmRange, EntryFlags, GetFeatures, GetLogPage10, GetLogPage11, Identify10, ReadWrite12,
-    SetFeatures,
+    DsmCount, DsmRange, EntryFlags, FormatNvm, GetFeatures, GetLogPage10, GetLogPage11, Identify10,
+    ReadWrite12, SecureErase, SetFeatures,
 };
 pub use feature::{
     Arbitration, AsyncEventConfiguration, ErrorRecovery, FeatureCapabilities, FeatureId, FeatureSelect,
@@ -28,8 +28,8 @@ pub use feature::{
     NumberOfQueues, PowerManagement, TemperatureThreshold, VolatileWriteCache, WriteAtomicity,
 };
 pub use identify::{
-    Cns, ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, FormattedLbaSize,
-    IdentifyController, IdentifyNamespace, LbaFormat, LogPageAttributes, NamespaceFeatures,
+    Cns, ControllerAttributes, ControllerType, DeallocateFeatures, FirmwareUpdates, FormatAttributes,
+    FormattedLbaSize, IdentifyController, IdentifyNamespace, LbaFormat, LogPageAttributes, NamespaceFeatures,
     NamespaceIdDescriptor, NamespaceIdType, OptionalAdminCommands, OptionalAsyncEvents, OptionalNvmCommands,
     PowerStateDescriptor, PowerStateFlags, QueueEntrySizes, SIZE as IDENTIFY_SIZE, VolatileWriteCacheSupport,
 };

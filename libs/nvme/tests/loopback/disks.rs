@@ -8,7 +8,14 @@ use outboard_nvme::controller::{
 const SHIFT: u32 = 9;
 
 fn geometry(blocks: u64) -> Geometry {
-    Geometry { block_shift: SHIFT, blocks, read_only: false, volatile_cache: true, deallocates: true }
+    Geometry {
+        block_shift: SHIFT,
+        formats: &[9, 12],
+        blocks,
+        read_only: false,
+        volatile_cache: true,
+        deallocates: true,
+    }
 }
 
 /// Moves no data.
@@ -41,31 +48,30 @@ enum Owned {
     Compare(LbaRange, Vec<Segment>),
     Verify(LbaRange),
     Flush,
+    Format(u32),
     Zero(Vec<LbaRange>),
 }
 
 /// Keeps its data in memory. Its last block is broken.
 pub(crate) struct Memory {
     bytes: Vec<u8>,
+    geometry: Geometry,
     pace: Pace,
     pending: Vec<(Tag, Owned)>,
 }
 
 impl Memory {
     pub(crate) fn new(blocks: usize, pace: Pace) -> Self {
-        Self { bytes: vec![0; blocks << SHIFT], pace, pending: Vec::new() }
-    }
-
-    fn blocks(&self) -> u64 {
-        (self.bytes.len() >> SHIFT) as u64
+        Self { bytes: vec![0; blocks << SHIFT], geometry: geometry(blocks as u64), pace, pending: Vec::new() }
     }
 
     fn bytes(&mut self, range: LbaRange) -> Result<&mut [u8], DiskError> {
         let LbaRange { start: Lba(start), blocks } = range;
-        if start + blocks == self.blocks() {
+        if start + blocks == self.geometry.blocks {
             return Err(DiskError::Read);
         }
-        Ok(&mut self.bytes[(start << SHIFT) as usize..][..(blocks << SHIFT) as usize])
+        Ok(&mut self.bytes[(start << self.geometry.block_shift) as usize..]
+            [..(blocks << self.geometry.block_shift) as usize])
     }
 
     fn perform<H: Host>(&mut self, host: &mut H, operation: &Owned) -> Result<(), DiskError> {
@@ -106,6 +112,10 @@ impl Memory {
                 self.bytes(*range)?;
             }
             Owned::Flush => {}
+            Owned::Format(shift) => {
+                self.bytes.fill(0);
+                self.geometry = self.geometry.formatted(*shift);
+            }
             Owned::Zero(ranges) => {
                 for &range in ranges {
                     self.bytes(range).map_err(|_| DiskError::Write)?.fill(0);
@@ -118,7 +128,7 @@ impl Memory {
 
 impl<H: Host> Disk<H> for Memory {
     fn geometry(&self) -> Geometry {
-        geometry(self.blocks())
+        self.geometry
     }
 
     fn submit(&mut self, host: &mut H, tag: Tag, operation: Operation<'_>) -> Submission {
@@ -128,6 +138,7 @@ impl<H: Host> Disk<H> for Memory {
             Operation::Compare { range, data } => Owned::Compare(range, data.to_vec()),
             Operation::Verify { range } => Owned::Verify(range),
             Operation::Flush => Owned::Flush,
+            Operation::Format { block_shift } => Owned::Format(block_shift),
             Operation::WriteZeroes { range, .. } => Owned::Zero(vec![range]),
             Operation::Deallocate { ranges } => Owned::Zero(ranges.to_vec()),
         };

@@ -9,8 +9,9 @@ use outboard_nvme::driver::{
     Registers as _,
 };
 use outboard_nvme::spec::{
-    AdminOpcode, CommandsSupportedLog, CreateQueue, DsmRange, ErrorLogEntry, FeatureId, FeatureSelect,
-    FirmwareSlotLog, LogPageId, SmartLog, Status, SubmissionEntry, Version,
+    AdminOpcode, CommandsSupportedLog, CreateQueue, DataPointerType, DsmRange, ErrorLogEntry, FeatureId,
+    FeatureSelect, FirmwareSlotLog, FormatNvm, LogPageId, NSID_ALL, SecureErase, SmartLog, Status,
+    SubmissionEntry, Version,
 };
 use outboard_nvme::{Iova, Lba, Nsid};
 use proptest::prelude::*;
@@ -225,10 +226,26 @@ const STRIPE: usize = 128;
 
 #[derive(Clone, Debug)]
 enum Action {
-    Write { offset: usize, durable: bool },
-    Read { offset: usize },
-    Zero { deallocate: bool },
-    Deallocate { second: usize },
+    Write {
+        offset: usize,
+        durable: bool,
+    },
+    Read {
+        offset: usize,
+    },
+    /// With what the blocks hold, or with a byte of it changed.
+    Compare {
+        offset: usize,
+        changed: bool,
+    },
+    Verify,
+    Uncorrectable,
+    Zero {
+        deallocate: bool,
+    },
+    Deallocate {
+        second: usize,
+    },
     Flush,
     Outside,
 }
@@ -240,20 +257,27 @@ struct Step {
     blocks: usize,
     seed: u8,
     queue: usize,
+    /// Lengths of the first pieces of an SGL; none: PRP entries.
+    cuts: Option<Vec<usize>>,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let offset = (0..1024usize).prop_map(|dword| dword * 4);
     let action = prop_oneof![
         4 => (offset.clone(), any::<bool>()).prop_map(|(offset, durable)| Action::Write { offset, durable }),
-        4 => offset.prop_map(|offset| Action::Read { offset }),
+        4 => offset.clone().prop_map(|offset| Action::Read { offset }),
+        2 => (offset, any::<bool>()).prop_map(|(offset, changed)| Action::Compare { offset, changed }),
+        1 => Just(Action::Verify),
+        1 => Just(Action::Uncorrectable),
         1 => any::<bool>().prop_map(|deallocate| Action::Zero { deallocate }),
         1 => (0..16usize).prop_map(|second| Action::Deallocate { second }),
         1 => Just(Action::Flush),
         1 => Just(Action::Outside),
     ];
-    let step = (action, 0..STRIPE - 64, 1..=64usize, any::<u8>(), 0..3usize)
-        .prop_map(|(action, start, blocks, seed, queue)| Step { action, start, blocks, seed, queue });
+    let cuts = prop::option::of(prop::collection::vec(1..3000usize, 0..12));
+    let step = (action, 0..STRIPE - 64, 1..=64usize, any::<u8>(), 0..3usize, cuts).prop_map(
+        |(action, start, blocks, seed, queue, cuts)| Step { action, start, blocks, seed, queue, cuts },
+    );
     prop::collection::vec(step, 1..80)
 }
 
@@ -262,18 +286,21 @@ struct Pending {
     stripe: usize,
     step: Step,
     data: Buffer,
+    expected: Status,
     _list: Run,
 }
 
-/// Memory for a command's data, which begins within a page; the first page is the last of the block.
+/// Memory for a command's data.
 struct Buffer {
     block: Run,
     /// Offsets in the block, with lengths.
     pieces: Vec<(usize, usize)>,
+    kind: DataPointerType,
 }
 
 impl Buffer {
-    fn new(memory: &mut Pages, offset: usize, length: usize) -> Self {
+    /// For PRP entries: it begins within a page, and the first page is the last of the block.
+    fn by_pages(memory: &mut Pages, offset: usize, length: usize) -> Self {
         let pages = (offset + length).div_ceil(4096);
         let block = memory.allocate(pages * 4096).unwrap();
         let first = length.min(4096 - offset);
@@ -281,14 +308,35 @@ impl Buffer {
         if length > first {
             pieces.push((0, length - first));
         }
-        Self { block, pieces }
+        Self { block, pieces, kind: DataPointerType::PRP }
+    }
+
+    /// For an SGL: pieces of any length, the last one first in the block, three bytes between them.
+    fn by_cuts(memory: &mut Pages, offset: usize, mut length: usize, cuts: &[usize]) -> Self {
+        let mut at = offset + length + 3 * cuts.len();
+        let block = memory.allocate(at).unwrap();
+        let mut pieces = Vec::new();
+        for cut in cuts.iter().copied().chain([usize::MAX]) {
+            let cut = cut.min(length);
+            at -= cut;
+            pieces.push((at, cut));
+            length -= cut;
+            if length == 0 {
+                break;
+            }
+            at -= 3;
+        }
+        Self { block, pieces, kind: DataPointerType::SGL }
     }
 
     fn pointer(&self, list: &Run) -> DataPointer {
         let iova = |offset: usize| Iova(self.block.iova().0 + offset as u64);
         let fragments: Vec<_> =
             self.pieces.iter().map(|&(offset, length)| Fragment { iova: iova(offset), length }).collect();
-        DataPointer::new(&fragments, Some(list)).unwrap()
+        match self.kind {
+            DataPointerType::PRP => DataPointer::new(&fragments, Some(list)).unwrap(),
+            _ => DataPointer::sgl(&fragments, Some(list)).unwrap(),
+        }
     }
 
     fn write(&self, mut from: &[u8]) {
@@ -328,6 +376,8 @@ fn play(steps: Vec<Step>, pace: Pace, entries: [u16; 3], shadow: bool) {
     }
     let mut pairs = entries.map(|entries| drive.create_queue_pair(entries).unwrap());
     let mut model = vec![0u8; BLOCKS * BLOCK];
+    // By Write Uncorrectable.
+    let mut marked = vec![false; BLOCKS];
     let mut pending: Vec<(usize, outboard_nvme::driver::CommandId, Pending)> = Vec::new();
     let mut free: Vec<usize> = (0..BLOCKS / STRIPE).collect();
     let mut steps = steps.into_iter().peekable();
@@ -339,24 +389,49 @@ fn play(steps: Vec<Step>, pace: Pace, entries: [u16; 3], shadow: bool) {
             let queue = &mut pairs[step.queue];
             let length = step.blocks * BLOCK;
             let offset = match step.action {
-                Action::Write { offset, .. } | Action::Read { offset } => offset,
+                Action::Write { offset, .. } | Action::Read { offset } | Action::Compare { offset, .. } => {
+                    offset
+                }
                 _ => 0,
             };
             let bytes = match step.action {
                 Action::Deallocate { .. } => 2 * size_of::<DsmRange>(),
                 _ => length,
             };
-            let data = Buffer::new(drive.memory(), offset, bytes);
+            let data = match &step.cuts {
+                None => Buffer::by_pages(drive.memory(), offset, bytes),
+                Some(cuts) => Buffer::by_cuts(drive.memory(), offset + 1, bytes, cuts),
+            };
             let list = drive.memory().allocate(4096).unwrap();
             let pointer = data.pointer(&list);
             let start = Lba((stripe * STRIPE + step.start) as u64);
             let blocks = step.blocks as u32;
+            // No other command of this stripe is under way: what it will find is known.
+            let range = stripe * STRIPE + step.start..stripe * STRIPE + step.start + step.blocks;
+            let held = &model[range.start * BLOCK..range.end * BLOCK];
+            let broken = marked[range].contains(&true);
+            let expected = match step.action {
+                Action::Outside => Status::LBA_OUT_OF_RANGE,
+                Action::Read { .. } | Action::Compare { .. } | Action::Verify if broken => {
+                    Status::UNRECOVERED_READ_ERROR
+                }
+                Action::Compare { changed: true, .. } => Status::COMPARE_FAILURE,
+                _ => Status::SUCCESS,
+            };
             let command = match step.action {
                 Action::Write { durable, .. } => {
                     data.write(&pattern(step.seed, length));
                     Command::Write { nsid: NSID, start, blocks, data: pointer, durable }
                 }
                 Action::Read { .. } => Command::Read { nsid: NSID, start, blocks, data: pointer },
+                Action::Compare { changed, .. } => {
+                    let mut theirs = held.to_vec();
+                    theirs[usize::from(step.seed) * length / 256] ^= u8::from(changed);
+                    data.write(&theirs);
+                    Command::Compare { nsid: NSID, start, blocks, data: pointer }
+                }
+                Action::Verify => Command::Verify { nsid: NSID, start, blocks },
+                Action::Uncorrectable => Command::WriteUncorrectable { nsid: NSID, start, blocks },
                 Action::Zero { deallocate } => {
                     Command::WriteZeroes { nsid: NSID, start, blocks, deallocate, durable: false }
                 }
@@ -378,7 +453,7 @@ fn play(steps: Vec<Step>, pace: Pace, entries: [u16; 3], shadow: bool) {
             let Ok(id) = queue.submit(&command) else { break };
             let step = steps.next().unwrap();
             free.pop();
-            pending.push((step.queue, id, Pending { stripe, step, data, _list: list }));
+            pending.push((step.queue, id, Pending { stripe, step, data, expected, _list: list }));
         }
         for queue in &mut pairs {
             queue.ring().unwrap();
@@ -391,24 +466,33 @@ fn play(steps: Vec<Step>, pace: Pace, entries: [u16; 3], shadow: bool) {
                     idle = 0;
                     let at =
                         pending.iter().position(|(queue, id, _)| (*queue, *id) == (number, done.id)).unwrap();
-                    let (_, _, Pending { stripe, step, data, .. }) = pending.swap_remove(at);
+                    let (_, _, Pending { stripe, step, data, expected, .. }) = pending.swap_remove(at);
+                    let first = stripe * STRIPE + step.start;
+                    let marks = &mut marked[first..first + step.blocks];
                     let bytes = &mut model[(stripe * STRIPE + step.start) * BLOCK..][..step.blocks * BLOCK];
-                    if matches!(step.action, Action::Outside) {
-                        assert_eq!(done.status.status(), Status::LBA_OUT_OF_RANGE);
-                    } else {
-                        assert_eq!(done.outcome(), Ok(0), "{step:?}");
-                    }
+                    assert_eq!(done.status.status(), expected, "{step:?}");
                     match step.action {
-                        Action::Write { .. } => bytes.copy_from_slice(&pattern(step.seed, bytes.len())),
-                        Action::Read { .. } => {
+                        Action::Write { .. } => {
+                            bytes.copy_from_slice(&pattern(step.seed, bytes.len()));
+                            marks.fill(false);
+                        }
+                        Action::Uncorrectable => marks.fill(true),
+                        Action::Read { .. } if expected.is_success() => {
                             assert!(data.read() == bytes, "{step:?} read something else than was written");
                         }
-                        Action::Zero { .. } => bytes.fill(0),
+                        Action::Zero { .. } => {
+                            bytes.fill(0);
+                            marks.fill(false);
+                        }
                         Action::Deallocate { second } => {
                             bytes.fill(0);
                             model[(stripe * STRIPE + second) * BLOCK..][..3 * BLOCK].fill(0);
                         }
-                        Action::Flush | Action::Outside => {}
+                        Action::Read { .. }
+                        | Action::Compare { .. }
+                        | Action::Verify
+                        | Action::Flush
+                        | Action::Outside => {}
                     }
                     free.insert(0, stripe);
                 })
@@ -434,6 +518,39 @@ proptest! {
     ) {
         play(steps, late.map_or(Pace::AtOnce, Pace::Late), entries, shadow);
     }
+}
+
+/// The driver formats two namespaces to what only one of them was.
+#[test]
+fn a_drive_is_formatted() {
+    let ram = Ram::new(64);
+    let disks = [64, 128].map(|blocks| Memory::new(blocks, Pace::Late(4))).into();
+    let device = Stepped::new(&ram, controller::Options::default(), disks);
+    let mut drive = Drive::enable(device.bar(), Pages::new(ram), Options::default()).unwrap();
+    drive.request_queues(queues(1)).unwrap();
+    let mut queue = drive.create_queue_pair(4).unwrap();
+    let block = drive.memory().allocate(4096).unwrap();
+    let data = page(&block);
+    let mut run = |drive: &mut SteppedDrive<Memory>, command: Command| {
+        let entry = command.entry().unwrap();
+        queue.execute(entry, Duration::from_secs(5), || drive.registers().pause())
+    };
+    block.write(0, &pattern(9, 4096));
+    for nsid in [Nsid(1), Nsid(2)] {
+        run(&mut drive, Command::Write { nsid, start: Lba(8), blocks: 8, data, durable: true }).unwrap();
+    }
+    let pages = FormatNvm::default().with_lba_format(1).with_erase_bits(SecureErase::USER_DATA.0);
+    drive.format(Nsid(2), pages).unwrap();
+    drive.format(NSID_ALL, pages).unwrap();
+    for (nsid, blocks) in [(Nsid(1), 8), (Nsid(2), 16)] {
+        assert_eq!(drive.namespace(nsid).unwrap(), Namespace { nsid, blocks, block_shift: 12 });
+        run(&mut drive, Command::Read { nsid, start: Lba(1), blocks: 1, data }).unwrap();
+        let mut found = [1; 4096];
+        block.read(0, &mut found);
+        assert_eq!(found, [0; 4096]);
+    }
+    let wrong = drive.format(Nsid(1), FormatNvm::default().with_lba_format(2));
+    assert_eq!(status(wrong.map(|()| 0)), Status::INVALID_FORMAT);
 }
 
 /// A broken block is the host's to know.
@@ -508,6 +625,7 @@ fn threads(doorbells: Doorbells, entries: u16, rounds: usize) -> (u64, u64) {
     (rung.load(std::sync::atomic::Ordering::Relaxed) - before, ios)
 }
 
+/// Fault 42: the entry is read after the doorbell.
 #[test]
 fn threads_with_polled_doorbells() {
     for entries in [2, 3, 65] {

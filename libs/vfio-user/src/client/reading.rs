@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFlags, PollTimeout};
 
 use super::ClientError;
-use super::connection::{Connection, Disconnect, Waiter, Wake};
+use super::connection::{Connection, Disconnect, Patience, Waiter, Wake};
 use crate::dma::{self, DmaError, Iova, Table, View};
 use crate::limits;
 use crate::session::client::Event;
@@ -29,7 +29,7 @@ pub(super) struct Incoming {
 
 impl Incoming {
     pub(super) fn new(memory: &Arc<Table<dma::Region>>) -> Self {
-        Self { buffer: vec![0; limits::RECEIPT], memory: View::new(memory.clone(), Arc::new(NoMessages)) }
+        Self { buffer: vec![0; limits::RECEIPT], memory: view(memory) }
     }
 }
 
@@ -61,7 +61,7 @@ impl Connection {
         &self,
         incoming: &mut Incoming,
         woken: &mpsc::Receiver<Wake>,
-        deadline: Instant,
+        patience: Patience,
     ) -> Result<Option<(Message, Option<u32>)>, ClientError> {
         let mut last = Instant::now();
         loop {
@@ -74,11 +74,10 @@ impl Connection {
                     Err(mpsc::TryRecvError::Disconnected) => return Err(self.why().into()),
                 }
             }
-            let now = Instant::now();
-            let patience = deadline.saturating_duration_since(now);
-            if patience.is_zero() {
+            if patience.is_over() {
                 return Ok(None);
             }
+            let now = Instant::now();
             let result = match self.step(incoming) {
                 Ok(Arrival::Something) => {
                     last = now;
@@ -88,9 +87,7 @@ impl Connection {
                     thread::yield_now();
                     Ok(())
                 }
-                Ok(Arrival::Nothing) => {
-                    self.sleep(incoming, PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX))
-                }
+                Ok(Arrival::Nothing) => self.sleep(incoming, patience.poll()),
                 Err(cause) => Err(cause),
             };
             if let Err(cause) = result {
@@ -203,8 +200,13 @@ impl Connection {
     }
 }
 
+/// A way into our own memory.
+pub(super) fn view(memory: &Arc<Table<dma::Region>>) -> View {
+    View::new(memory.clone(), Arc::new(NoMessages))
+}
+
 /// Does what the server asks, and gives the reply.
-fn serve(message: &Message, memory: &mut View) -> Vec<u8> {
+pub(super) fn serve(message: &Message, memory: &mut View) -> Vec<u8> {
     let (id, code) = (message.header.id(), message.header.code());
     let refuse = |errno: Errno| encode_error(id, code, (errno as i32).unsigned_abs());
     match Command::decode(&message.header, &message.body, message.descriptors.len()) {

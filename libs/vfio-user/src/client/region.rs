@@ -81,11 +81,8 @@ impl Region {
         if self.file().is_none() {
             return Ok(Vec::new());
         }
-        let sparse = self.info.capabilities.iter().find_map(|capability| match capability {
-            RegionCapability::SparseMmap(areas) => Some(areas.clone()),
-            _ => None,
-        });
-        let mut areas = sparse.unwrap_or_else(|| vec![SparseArea { offset: 0, size: self.info.size }]);
+        let whole = [SparseArea { offset: 0, size: self.info.size }];
+        let mut areas = self.info.areas().unwrap_or(&whole).to_vec();
         areas.retain(|area| area.size != 0);
         areas.sort_by_key(|area| area.offset);
         let mut free = 0;

@@ -11,15 +11,25 @@ use proptest::prelude::*;
 use vm_memory::Bytes;
 use zerocopy::FromBytes;
 
+use nix::errno::Errno;
+
 use super::*;
 use crate::device::{Description, Device, Irq, Mappable, Region as DeviceRegion, Reply as DeviceReply};
+use crate::dma::{Access, Iova};
 use crate::dma::{Entry, Region as MemoryRegion};
+use crate::limits;
 use crate::memory::SharedMemory;
 use crate::server::{self, Connection as ServerConnection};
 use crate::wire::{
-    Backing, DeviceFlags, HEADER_SIZE, Header, IrqFlags, RegionCapability, RegionFlags, RegionInfo,
-    SparseArea, encode_error,
+    Backing, CommandCode, DeviceFlags, DeviceInfo, DmaAccess, DmaWrite, HEADER_SIZE, Header, IrqAction,
+    IrqData, IrqFlags, IrqIndex, RegionCapability, RegionFlags, RegionInfo, RegionWrite, SetIrqs, SparseArea,
+    encode_error,
 };
+
+mod batch;
+mod descriptors;
+mod patience;
+mod twin;
 
 const PAGE: usize = 4096;
 
@@ -93,11 +103,15 @@ impl Device for Copier {
 }
 
 fn with_server<R>(test: impl FnOnce(&Client) -> R) -> R {
+    with_server_and(Options::default(), test)
+}
+
+fn with_server_and<R>(options: Options, test: impl FnOnce(&Client) -> R) -> R {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let device = Copier::new();
     thread::scope(|scope| {
         scope.spawn(|| server::serve(theirs, &device, &Arc::default()).unwrap());
-        let client = Client::new(ours, Options::default()).unwrap();
+        let client = Client::new(ours, options).unwrap();
         test(&client)
     })
 }
@@ -164,14 +178,19 @@ fn posted_writes_come_before_what_follows() {
             assert_eq!(data, [7, 8, 9, 10]);
         }
         assert_eq!(client.sent().of(CommandCode::REGION_WRITE), 1002);
+        assert_eq!(client.sent().of(CommandCode::REGION_WRITE_MULTI), 2);
     });
 }
 
 /// Also while callers wait: the write that starts the copy is answered after it.
 #[test]
 fn memory_is_reached_directly_and_by_messages() {
-    for (sharing, messages) in [(Sharing::Descriptor, 0), (Sharing::Messages, 2)] {
-        with_server(|client| {
+    let cases = [(Sharing::Descriptor, 0), (Sharing::Messages, 2)];
+    for (twin_socket, (sharing, messages)) in
+        [false, true].into_iter().flat_map(|twin| cases.map(|case| (twin, case)))
+    {
+        with_server_and(Options { twin_socket, ..Options::default() }, |client| {
+            assert_eq!(client.has_twin_socket(), twin_socket);
             let memory = SharedMemory::new("guest", PAGE).unwrap();
             let eventfd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
             let part = Memory { file: memory.as_fd(), offset: 0, length: PAGE };
@@ -277,7 +296,7 @@ fn answer_version(stream: &mut UnixStream) {
     stream.write_all(&Reply::Version(Version::proposal().answer()).encode(header.id())).unwrap();
 }
 
-const IMPATIENT: Options = Options { timeout: Duration::from_millis(300) };
+const IMPATIENT: Options = Options { timeout: Duration::from_millis(300), twin_socket: false };
 
 type Lie = fn(&Header, &[u8]) -> Vec<u8>;
 
@@ -443,8 +462,8 @@ fn the_server_gets_no_more_than_what_is_mapped() {
                 other => panic!("{other:?}"),
             }
         };
-        let read = |address, count| Command::DmaRead(crate::wire::DmaAccess { address, count });
-        let write = |address, data| Command::DmaWrite(crate::wire::DmaWrite { address, data });
+        let read = |address, count| Command::DmaRead(DmaAccess { address, count });
+        let write = |address, data| Command::DmaWrite(DmaWrite { address, data });
         assert_eq!(ask(write(map.address, &[1, 2, 3])), Ok(vec![]));
         assert_eq!(ask(read(map.address, 4)), Ok(vec![1, 2, 3, 0]));
         assert_eq!(ask(read(map.address + 4095, 1)), Ok(vec![0]));
@@ -475,7 +494,7 @@ fn what_comes_with_a_reply_is_served_after_it() {
             let (header, _) = read_message(&mut theirs).unwrap();
             let mut bytes = Reply::Done(header.code()).encode(header.id());
             for id in 0..3 {
-                let question = Command::DmaRead(crate::wire::DmaAccess { address: 0, count: 8 });
+                let question = Command::DmaRead(DmaAccess { address: 0, count: 8 });
                 bytes.extend_from_slice(&question.encode(3 * round + id, false));
             }
             theirs.write_all(&bytes).unwrap();
@@ -506,7 +525,7 @@ fn a_server_that_asks_and_does_not_listen_is_served_later() {
         let mut asker = theirs.try_clone().unwrap();
         let asking = thread::spawn(move || {
             for id in 0..QUESTIONS {
-                let question = Command::DmaRead(crate::wire::DmaAccess { address: 0, count: COUNT });
+                let question = Command::DmaRead(DmaAccess { address: 0, count: COUNT });
                 asker.write_all(&question.encode(id, false)).unwrap();
             }
         });
@@ -523,7 +542,7 @@ fn a_server_that_asks_and_does_not_listen_is_served_later() {
     let part = Memory { file: memory.as_fd(), offset: 0, length: COUNT as usize };
     client.dma_map(Iova(0), part, Access::Read, Sharing::Messages).unwrap();
     thread::sleep(Duration::from_millis(150));
-    let waiting = client.connection.lock().outbox.len();
+    let waiting = client.connection().lock().outbox.len();
     assert!(waiting > limits::WAITING_BYTES, "the flood has begun");
     assert!(waiting < 2 * limits::WAITING_BYTES, "{waiting}");
     let _theirs = server.join().unwrap();

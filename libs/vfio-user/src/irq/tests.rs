@@ -1,5 +1,6 @@
 use std::os::fd::AsFd;
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use proptest::prelude::*;
 
@@ -90,6 +91,30 @@ fn the_pin_is_masked_by_firing_and_fires_again_while_asserted() {
     assert_eq!(count(&line), 1);
 }
 
+/// A level that lasts is not lost on who was not listening when it began.
+#[test]
+fn an_asserted_pin_interrupts_who_comes_to_listen() {
+    let interrupts = Interrupts::new(&COUNTS);
+    let set = |action| interrupts.set(&plain(IrqIndex::INTX, 0, 1, action), vec![]).unwrap();
+    let listen = || {
+        let line = eventfd();
+        bind(&interrupts, IrqIndex::INTX, 0, &[&line]).unwrap();
+        line
+    };
+    interrupts.set_line(true);
+    assert_eq!(count(&listen()), 1);
+    assert_eq!(count(&listen()), 0, "masked by firing, whoever listens");
+    interrupts.set(&plain(IrqIndex::INTX, 0, 0, IrqAction::Trigger), vec![]).unwrap();
+    set(IrqAction::Unmask);
+    assert_eq!(count(&listen()), 1, "unmasking fired at nobody, which masks nothing");
+    interrupts.set(&plain(IrqIndex::INTX, 0, 0, IrqAction::Trigger), vec![]).unwrap();
+    set(IrqAction::Mask);
+    let line = listen();
+    assert_eq!(count(&line), 0, "the client's own mask holds it");
+    set(IrqAction::Unmask);
+    assert_eq!(count(&line), 1);
+}
+
 #[test]
 fn disabling_an_index_leaves_the_others() {
     let interrupts = Interrupts::new(&COUNTS);
@@ -138,9 +163,12 @@ fn only_an_eventfd_is_taken() {
 #[test]
 fn closing_frees_a_writer_that_a_full_eventfd_blocks() {
     let interrupts = Arc::new(Interrupts::new(&COUNTS));
-    let full = EventFd::from_flags(EfdFlags::empty()).unwrap();
+    let full = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
     full.write(u64::MAX - 1).unwrap();
     bind(&interrupts, IrqIndex::MSIX, 0, &[&full]).unwrap();
+    fcntl(&full, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+    // The session's own thread looks first.
+    interrupts.set(&plain(IrqIndex::MSIX, 0, 1, IrqAction::Trigger), vec![]).unwrap();
     let writer = std::thread::spawn({
         let interrupts = interrupts.clone();
         move || interrupts.trigger(IrqIndex::MSIX, 0)
@@ -151,6 +179,19 @@ fn closing_frees_a_writer_that_a_full_eventfd_blocks() {
     interrupts.set(&plain(IrqIndex::MSIX, 0, 0, IrqAction::Trigger), vec![]).unwrap();
     interrupts.close();
     writer.join().unwrap();
+}
+
+/// Conformance point 43: one that blocks from the start and is full holds nobody.
+#[test]
+fn a_full_eventfd_is_not_waited_for() {
+    let interrupts = Interrupts::new(&COUNTS);
+    let full = EventFd::from_flags(EfdFlags::empty()).unwrap();
+    full.write(u64::MAX - 1).unwrap();
+    bind(&interrupts, IrqIndex::MSIX, 0, &[&full]).unwrap();
+    interrupts.trigger(IrqIndex::MSIX, 0);
+    assert_eq!(full.read().unwrap(), u64::MAX - 1);
+    interrupts.trigger(IrqIndex::MSIX, 0);
+    assert_eq!(full.read().unwrap(), 1);
 }
 
 #[derive(Clone, Debug)]

@@ -34,6 +34,12 @@ pub enum SessionError {
         /// What was answered.
         answered: CommandCode,
     },
+    /// A command of the server's where only replies belong.
+    #[error("The server sent a {code} beside its twin socket")]
+    BesideTwin {
+        /// The command.
+        code: CommandCode,
+    },
     /// Neither a command nor a reply.
     #[error("The server sent a message of type {kind}")]
     InvalidType {
@@ -72,9 +78,13 @@ pub enum Event<W> {
 }
 
 /// The session. Dropping it drops the waiters.
+///
+/// A twin socket is a session of its own, in which nothing is sent, and so every reply is one to nothing.
 #[derive(Debug)]
 pub struct Session<W> {
     framer: Framer,
+    /// The server's commands come elsewhere.
+    has_twin: bool,
     pending: HashMap<u16, (CommandCode, W)>,
     last_id: u16,
 }
@@ -88,7 +98,12 @@ impl<W> Default for Session<W> {
 impl<W> Session<W> {
     /// Nothing was sent.
     pub fn new() -> Self {
-        Self { framer: Framer::new(), pending: HashMap::new(), last_id: 0 }
+        Self { framer: Framer::new(), has_twin: false, pending: HashMap::new(), last_id: 0 }
+    }
+
+    /// From now on the server's commands come over the twin socket; one that does not ends the session.
+    pub fn set_twin(&mut self) {
+        self.has_twin = true;
     }
 
     /// The message of a command whose reply is for `waiter`. Its id stays taken until the reply comes, also if
@@ -149,6 +164,7 @@ impl<W> Session<W> {
         let Some(message) = self.framer.next_message()? else { return Ok(None) };
         let (id, answered) = (message.header.id(), message.header.code());
         match message.header.kind() {
+            Kind::Command { .. } if self.has_twin => Err(SessionError::BesideTwin { code: answered }),
             Kind::Command { no_reply } => Ok(Some(Event::Command { message, no_reply })),
             Kind::Invalid(kind) => Err(SessionError::InvalidType { kind }),
             // A waiter is let go of only with its reply, or with the session.

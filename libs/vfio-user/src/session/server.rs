@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,8 @@ use crate::counters::Messages;
 use crate::limits;
 use crate::transport::{FrameError, Framer, Message, Outbox};
 use crate::wire::{
-    Capabilities, Command, CommandCode, DmaAccess, DmaWrite, Header, Kind, Reply, Version, encode_error,
+    Capabilities, Command, CommandCode, DmaAccess, DmaWrite, Header, Kind, Reply, TwinSocket, Version,
+    encode_error,
 };
 
 /// Why a session cannot go on.
@@ -64,6 +66,9 @@ pub enum SessionError {
         /// Which; `None` if it has unmapped it meanwhile.
         range: Option<RangeInclusive<u64>>,
     },
+    /// The twin socket is for our commands and the replies to them.
+    #[error("The client sent {0} over the twin socket")]
+    OnTwin(CommandCode),
     /// What carries the session failed under it.
     #[error("The client's socket failed")]
     Transport(#[source] io::Error),
@@ -146,7 +151,18 @@ pub struct Session {
     dma: HashMap<u16, Dma>,
     last_dma: u16,
     output: Outbox,
+    /// Where our own commands go, if the client has asked for it.
+    twin: Option<Twin>,
     messages: Arc<Messages>,
+}
+
+/// The second socket, for our commands and their replies.
+#[derive(Debug)]
+struct Twin {
+    /// Our end, until it is taken.
+    end: Option<UnixStream>,
+    framer: Framer,
+    output: Outbox,
 }
 
 impl Session {
@@ -164,6 +180,7 @@ impl Session {
             dma: HashMap::new(),
             last_dma: 0,
             output: Outbox::new(),
+            twin: None,
             messages,
         }
     }
@@ -199,8 +216,28 @@ impl Session {
         }
     }
 
+    /// Takes what came from the twin socket, as [`Session::receive`].
+    pub fn receive_twin(&mut self, bytes: &[u8], descriptors: Vec<OwnedFd>) {
+        let Some(twin) = &mut self.twin else { return };
+        twin.framer.push(bytes, descriptors);
+        loop {
+            let Some(twin) = &mut self.twin else { return };
+            match twin.framer.next_message() {
+                Ok(Some(message)) => match message.header.kind() {
+                    Kind::Reply { error } => self.dma_reply(&message, error),
+                    _ => return self.abort(SessionError::OnTwin(message.header.code())),
+                },
+                Ok(None) => return,
+                Err(error) => return self.abort(error.into()),
+            }
+        }
+    }
+
     fn sort(&mut self, message: Message, now: Instant) {
         if let Kind::Reply { error } = message.header.kind() {
+            if self.twin.is_some() {
+                return tracing::debug!(id = message.header.id(), "a reply beside the twin socket");
+            }
             return self.dma_reply(&message, error);
         }
         self.messages.count(message.header.code());
@@ -294,10 +331,33 @@ impl Session {
 
     fn negotiate(&mut self, header: &Header, version: &Version, now: Instant) {
         if !is_posted(header) {
-            self.output.push(Reply::Version(version.answer()).encode(header.id()), vec![]);
+            let mut answer = version.answer();
+            let mut descriptors = Vec::new();
+            if let Some(theirs) = self.twin_for(&version.capabilities) {
+                answer.capabilities.twin_socket = Some(TwinSocket { supported: true, fd_index: Some(0) });
+                descriptors.push(theirs);
+            }
+            self.output.push(Reply::Version(answer).encode(header.id()), descriptors);
         }
         self.phase = Phase::Open(version.capabilities.clone());
         self.heard = now;
+    }
+
+    /// The client's end of a twin socket, if it asks for one. Only then: a descriptor is the end of it to QEMU.
+    fn twin_for(&mut self, client: &Capabilities) -> Option<OwnedFd> {
+        if !client.twin_socket.is_some_and(|twin| twin.supported) || client.descriptors() == 0 {
+            return None;
+        }
+        let (ours, theirs) = UnixStream::pair()
+            .inspect_err(|error| tracing::warn!(%error, "no twin socket for this client"))
+            .ok()?;
+        self.twin = Some(Twin { end: Some(ours), framer: Framer::new(), output: Outbox::new() });
+        Some(theirs.into())
+    }
+
+    /// Our end of the twin socket, once, when there is one.
+    pub fn take_twin(&mut self) -> Option<UnixStream> {
+        self.twin.as_mut()?.end.take()
     }
 
     fn refuse(&mut self, header: &Header, errno: Errno) {
@@ -387,6 +447,9 @@ impl Session {
             self.phase = Phase::Ended(None);
         }
         self.framer = Framer::new();
+        if let Some(twin) = &mut self.twin {
+            twin.framer = Framer::new();
+        }
         self.executing = None;
         self.waiting.clear();
         self.waiting_bytes = 0;
@@ -427,7 +490,8 @@ impl Session {
             self.last_dma = self.last_dma.wrapping_add(1);
         }
         self.messages.count(command.code());
-        self.output.push(command.encode(self.last_dma, false), vec![]);
+        let output = self.twin.as_mut().map_or(&mut self.output, |twin| &mut twin.output);
+        output.push(command.encode(self.last_dma, false), vec![]);
         self.dma.insert(self.last_dma, Dma::Waiting(access));
         Ok(DmaId(self.last_dma))
     }
@@ -457,6 +521,16 @@ impl Session {
     /// What is to be sent next.
     pub fn output(&mut self) -> &mut Outbox {
         &mut self.output
+    }
+
+    /// What is to be sent next over the twin socket, if there is one.
+    pub fn twin_output(&mut self) -> Option<&mut Outbox> {
+        self.twin.as_mut().map(|twin| &mut twin.output)
+    }
+
+    /// Whether anything is to be sent.
+    pub fn has_output(&self) -> bool {
+        !self.output.is_empty() || self.twin.as_ref().is_some_and(|twin| !twin.output.is_empty())
     }
 }
 

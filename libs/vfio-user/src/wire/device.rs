@@ -218,6 +218,14 @@ pub(super) fn encode_region_query(query: Query, body: &mut Vec<u8>) {
 }
 
 impl RegionInfo {
+    /// The parts that can be mapped, if it is not the whole.
+    pub fn areas(&self) -> Option<&[SparseArea]> {
+        self.capabilities.iter().find_map(|capability| match capability {
+            RegionCapability::SparseMmap(areas) => Some(areas.as_slice()),
+            _ => None,
+        })
+    }
+
     /// The bytes that all of it takes: the `argsz` that a client needs.
     pub fn encoded_size(&self) -> u32 {
         let capabilities = self.capabilities.iter().map(RegionCapability::encoded_size);
@@ -371,6 +379,17 @@ pub struct IoFd {
     pub flags: u32,
     /// The value that an ioeventfd waits for; an ioregionfd's user data.
     pub datum: u64,
+    /// Where a shadow ioeventfd keeps the value. Only libvfio-user's longer entries have room for it; ours do not.
+    pub shadow: Option<Shadow>,
+}
+
+/// Where a shadow ioeventfd keeps what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shadow {
+    /// Which of the reply's descriptors is the memory.
+    pub descriptor: u32,
+    /// Where in it, in bytes.
+    pub offset: u64,
 }
 
 /// The reply to DEVICE_GET_REGION_IO_FDS.
@@ -409,8 +428,21 @@ struct RawIoFd {
 
 const _: () = assert!(size_of::<RawIoFd>() == 40);
 
-/// libvfio-user's entry has, before the datum, where a shadow ioeventfd keeps its value.
-const LIBVFIO_USER_ENTRY: usize = 48;
+/// libvfio-user's entry (`vfio_user_sub_region_ioeventfd`): longer by where a shadow ioeventfd keeps its value.
+#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawLongIoFd {
+    offset: U64,
+    size: U64,
+    descriptor: U32,
+    kind: U32,
+    flags: U32,
+    shadow_descriptor: U32,
+    shadow_offset: U64,
+    datum: U64,
+}
+
+const _: () = assert!(size_of::<RawLongIoFd>() == 48);
 
 pub(super) fn decode_io_fds_query(body: &[u8]) -> Result<Query, DecodeError> {
     let (raw, _) = split::<RawIoFds>(body)?;
@@ -474,29 +506,48 @@ impl IoFds {
         } else {
             let count = usize::try_from(count).map_err(|_| wrong.clone())?;
             let stride = list.len().checked_div(count).ok_or(wrong.clone())?;
-            if stride.checked_mul(count) != Some(list.len())
-                || ![size_of::<RawIoFd>(), LIBVFIO_USER_ENTRY].contains(&stride)
-            {
+            if stride.checked_mul(count) != Some(list.len()) {
                 return Err(wrong);
             }
-            list.chunks_exact(stride).map(IoFd::decode).collect::<Option<_>>().ok_or(wrong)?
+            let decode = match stride {
+                _ if stride == size_of::<RawIoFd>() => IoFd::decode,
+                _ if stride == size_of::<RawLongIoFd>() => IoFd::decode_long,
+                _ => return Err(wrong),
+            };
+            list.chunks_exact(stride).map(decode).collect::<Option<_>>().ok_or(wrong)?
         };
         Ok((Self { index: raw.index.get(), count, entries }, raw.argsz.get()))
     }
 }
 
 impl IoFd {
-    /// From an entry of either size: the datum is what it ends in.
     fn decode(entry: &[u8]) -> Option<Self> {
-        let (raw, _) = RawIoFd::read_from_prefix(entry).ok()?;
-        let (_, datum) = U64::read_from_suffix(entry).ok()?;
+        let raw = RawIoFd::read_from_bytes(entry).ok()?;
         Some(Self {
             offset: raw.offset.get(),
             size: raw.size.get(),
             descriptor: raw.descriptor.get(),
             kind: IoFdKind(raw.kind.get()),
             flags: raw.flags.get(),
-            datum: datum.get(),
+            datum: raw.datum.get(),
+            shadow: None,
+        })
+    }
+
+    fn decode_long(entry: &[u8]) -> Option<Self> {
+        let raw = RawLongIoFd::read_from_bytes(entry).ok()?;
+        let kind = IoFdKind(raw.kind.get());
+        // The other kinds have zeros there.
+        let shadow = (kind == IoFdKind::IOEVENTFD_SHADOW)
+            .then(|| Shadow { descriptor: raw.shadow_descriptor.get(), offset: raw.shadow_offset.get() });
+        Some(Self {
+            offset: raw.offset.get(),
+            size: raw.size.get(),
+            descriptor: raw.descriptor.get(),
+            kind,
+            flags: raw.flags.get(),
+            datum: raw.datum.get(),
+            shadow,
         })
     }
 }

@@ -134,6 +134,14 @@ pub enum ReplyError {
     /// It breaks a rule that commands have too.
     #[error(transparent)]
     Malformed(#[from] DecodeError),
+    /// More than the answer has.
+    #[error("The body has {length} bytes, more than the answer's {expected}")]
+    Long {
+        /// Its length.
+        length: usize,
+        /// The answer's.
+        expected: usize,
+    },
     /// A chain of region capabilities leaves the reply, or does not end.
     #[error("The capability at {offset} of a region's {length} bytes is out of place")]
     CapabilityChain {

@@ -22,7 +22,7 @@ mod version;
 pub use access::{DmaAccess, DmaWrite, RegionAccess, RegionWrite, RegionWrites};
 pub use command::Command;
 pub use device::{
-    DeviceFlags, DeviceInfo, IoFd, IoFdKind, IoFds, Query, RegionCapability, RegionFlags, RegionInfo,
+    DeviceFlags, DeviceInfo, IoFd, IoFdKind, IoFds, Query, RegionCapability, RegionFlags, RegionInfo, Shadow,
     SparseArea,
 };
 pub use dma::{Backing, DmaMap, DmaUnmap, UnmapTarget};

@@ -3,7 +3,7 @@
 use super::command::finish;
 use super::{
     CommandCode, DecodeError, DeviceInfo, DmaAccess, DmaUnmap, HEADER_SIZE, Header, IoFds, IrqInfo,
-    RegionAccess, RegionInfo, ReplyError, Version, field, split,
+    RegionAccess, RegionInfo, ReplyError, UnmapTarget, Version, field, split,
 };
 
 /// The reply to a command that succeeded. What is long is borrowed from the message.
@@ -51,6 +51,18 @@ pub enum Reply<'a> {
     },
     /// Where it was written. Older clients leave it out.
     DmaWrite(Option<DmaAccess>),
+}
+
+/// The length of a reply that has only one.
+fn fixed_length(code: CommandCode) -> Option<usize> {
+    match code {
+        CommandCode::DMA_MAP | CommandCode::DEVICE_SET_IRQS | CommandCode::DEVICE_RESET => Some(0),
+        CommandCode::REGION_WRITE_MULTI => Some(8),
+        CommandCode::DEVICE_GET_INFO | CommandCode::DEVICE_GET_IRQ_INFO | CommandCode::REGION_WRITE => {
+            Some(16)
+        }
+        _ => None,
+    }
 }
 
 /// A failure: a header alone.
@@ -113,12 +125,23 @@ impl<'a> Reply<'a> {
     /// # Errors
     /// [`ReplyError`]. That it answers what was asked (the same region, as much data) is for the asker to check.
     pub fn decode(code: CommandCode, body: &'a [u8]) -> Result<Self, ReplyError> {
+        let length = body.len();
+        if let Some(expected) = fixed_length(code).filter(|&expected| length > expected) {
+            return Err(ReplyError::Long { length, expected });
+        }
         Ok(match code {
             CommandCode::VERSION => Self::Version(Version::decode(body)?),
             CommandCode::DMA_MAP | CommandCode::DEVICE_SET_IRQS | CommandCode::DEVICE_RESET => {
                 Self::Done(code)
             }
-            CommandCode::DMA_UNMAP => Self::DmaUnmap(DmaUnmap::decode(body)?),
+            CommandCode::DMA_UNMAP => {
+                let unmap = DmaUnmap::decode(body)?;
+                let with_bitmap = matches!(unmap.target, UnmapTarget::RangeWithDirtyBitmap { .. });
+                if length > 24 && !with_bitmap {
+                    return Err(ReplyError::Long { length, expected: 24 });
+                }
+                Self::DmaUnmap(unmap)
+            }
             CommandCode::DEVICE_GET_INFO => Self::Info(DeviceInfo::decode(body)?),
             CommandCode::DEVICE_GET_REGION_INFO => {
                 let (info, argsz) = RegionInfo::decode(body)?;

@@ -202,7 +202,7 @@ fn region_info() -> impl Strategy<Value = RegionInfo> {
 fn io_fds() -> impl Strategy<Value = IoFds> {
     let entry =
         any::<(u64, u64, u32, u32, u32, u64)>().prop_map(|(offset, size, descriptor, kind, flags, datum)| {
-            IoFd { offset, size, descriptor, kind: IoFdKind(kind), flags, datum }
+            IoFd { offset, size, descriptor, kind: IoFdKind(kind), flags, datum, shadow: None }
         });
     (any::<u32>(), vec(entry, 0..8)).prop_map(|(index, entries)| IoFds::new(index, entries))
 }
@@ -399,6 +399,17 @@ fn our_capabilities_fit_into_qemus_buffer() {
     assert_eq!(Version { minor: 9, ..asked }.answer().minor, 1);
 }
 
+/// QEMU, which asks for REGION_WRITE_MULTI with minor version 0, queues all that it sends when it gets it.
+#[test]
+fn many_writes_in_one_message_are_for_those_who_ask() {
+    for (minor, write_multiple, answer) in
+        [(0, Some(true), None), (1, None, None), (1, Some(false), None), (1, Some(true), Some(true))]
+    {
+        let capabilities = Capabilities { write_multiple, ..Capabilities::default() };
+        assert_eq!(Version { minor, capabilities }.answer().capabilities.write_multiple, answer);
+    }
+}
+
 fn decode_version(text: &[u8]) -> Result<Capabilities, DecodeError> {
     let mut body = vec![0, 0, 1, 0];
     body.extend_from_slice(text);
@@ -561,21 +572,68 @@ fn chains_of_capabilities_end() {
 }
 
 #[test]
-fn libvfio_users_io_descriptors_are_understood() {
-    let mut body = Vec::new();
-    for field in [64_u32, 0, 1, 1] {
-        body.extend_from_slice(&field.to_le_bytes());
-    }
-    for field in [0x1000_u64, 4, 0x0000_0002_0000_0001, 0, 0x55, 0x77] {
-        body.extend_from_slice(&field.to_le_bytes());
-    }
-    let Ok(Reply::RegionIoFds { fds, argsz: 64 }) =
-        Reply::decode(CommandCode::DEVICE_GET_REGION_IO_FDS, &body)
-    else {
-        panic!("not understood");
+fn io_descriptors_of_both_layouts_are_understood() {
+    let decode = |fields: &[u64], count: u32| {
+        let length = 16 + 8 * fields.len() as u32;
+        let mut body: Vec<u8> = [length, 0, 3, count].iter().flat_map(|field| field.to_le_bytes()).collect();
+        fields.iter().for_each(|field| body.extend_from_slice(&field.to_le_bytes()));
+        match Reply::decode(CommandCode::DEVICE_GET_REGION_IO_FDS, &body) {
+            Ok(Reply::RegionIoFds { fds, argsz }) => {
+                assert_eq!((argsz, fds.index, fds.count), (length, 3, count));
+                Ok(fds.entries)
+            }
+            other => Err(format!("{other:?}")),
+        }
     };
-    let expected = IoFd { offset: 0x1000, size: 4, descriptor: 1, kind: IoFdKind(2), flags: 0, datum: 0x77 };
-    assert_eq!(fds.entries, [expected]);
+    let entry = |kind| IoFd {
+        offset: 0x1000,
+        size: 4,
+        descriptor: 1,
+        kind: IoFdKind(kind),
+        flags: 1,
+        datum: 0x77,
+        shadow: None,
+    };
+    // The specification's: 40 bytes.
+    let plain = [0x1000, 4, 1, 1, 0x77];
+    assert_eq!(decode(&plain, 1).unwrap(), [entry(0)]);
+    assert_eq!(decode(&[plain, plain].concat(), 2).unwrap(), [entry(0); 2]);
+    // libvfio-user's: 48 bytes, of any kind.
+    let long = |kind: u64| [0x1000, 4, kind << 32 | 1, 2 << 32 | 1, 0x55, 0x77];
+    let shadow = IoFd { shadow: Some(Shadow { descriptor: 2, offset: 0x55 }), ..entry(2) };
+    assert_eq!(decode(&long(2), 1).unwrap(), [shadow]);
+    assert_eq!(decode(&[long(2), long(0)].concat(), 2).unwrap(), [shadow, entry(0)]);
+    // No whole number of either.
+    for (fields, count) in [(&plain[..4], 1), (&plain, 2), (&long(0), 2), (&plain, 0), (&plain, u32::MAX)] {
+        assert!(decode(fields, count).is_err(), "{count} in {fields:?}");
+    }
+}
+
+/// A reply that goes on after its end is none.
+#[test]
+fn replies_of_one_size_have_it() {
+    let unmap = DmaUnmap::new(UnmapTarget::Range { address: 0, size: 4096 });
+    let access = RegionAccess { offset: 0, region: 0, count: 4 };
+    let irq = IrqInfo { index: IrqIndex::MSIX, flags: IrqFlags::EVENTFD, count: 1 };
+    for reply in [
+        Reply::Done(CommandCode::DMA_MAP),
+        Reply::Done(CommandCode::DEVICE_SET_IRQS),
+        Reply::Done(CommandCode::DEVICE_RESET),
+        Reply::DmaUnmap(unmap),
+        Reply::Info(DeviceInfo { flags: DeviceFlags::PCI, regions: 9, interrupts: 5 }),
+        Reply::IrqInfo(irq),
+        Reply::RegionWrite(access),
+        Reply::RegionWriteMulti { count: 1 },
+    ] {
+        let message = reply.encode(0);
+        let body = &message[HEADER_SIZE..];
+        assert_eq!(Reply::decode(reply.code(), body), Ok(reply.clone()));
+        let long = [body, &[0]].concat();
+        assert_eq!(
+            Reply::decode(reply.code(), &long),
+            Err(ReplyError::Long { length: long.len(), expected: body.len() })
+        );
+    }
 }
 
 /// The strategies make what they are meant to.

@@ -149,8 +149,12 @@ impl Version {
     }
 
     /// What a server answers: the lesser minor version (QEMU takes 0 only), and what we can do.
+    ///
+    /// That REGION_WRITE_MULTI is among it, only those who ask for it hear, and not QEMU, which has minor version 0.
     pub fn answer(&self) -> Self {
-        Self { minor: self.minor.min(MINOR), capabilities: Capabilities::ours() }
+        let asked = self.minor > 0 && self.capabilities.write_multiple == Some(true);
+        let capabilities = Capabilities { write_multiple: asked.then_some(true), ..Capabilities::ours() };
+        Self { minor: self.minor.min(MINOR), capabilities }
     }
 
     pub(super) fn decode(body: &[u8]) -> Result<Self, DecodeError> {

@@ -22,6 +22,7 @@ use outboard_nvme::controller::Geometry;
 use super::buffers::Alignment;
 use super::lock::{self, LockError};
 use super::plan::{Cache, Support, Traits};
+use crate::disk::lba_formats;
 use crate::disk::limits::LOCK_WAIT;
 
 /// Why an image cannot be used, and what to do about it.
@@ -219,6 +220,10 @@ impl Opened {
             Caching::Direct => make_direct(&file, block).unwrap_or(Alignment::Any),
             Caching::Buffered => Alignment::Any,
         };
+        let smallest = match alignment {
+            Alignment::Any => 0,
+            Alignment::Direct { length, .. } => length.trailing_zeros(),
+        };
         // A device whose own blocks are bigger (so that there is no direct I/O) takes back only whole ones.
         let small = metadata.file_type().is_block_device() && alignment == Alignment::Any;
         let deallocates = !read_only && !small && punches(&file, &metadata, size);
@@ -227,6 +232,7 @@ impl Opened {
             image: Arc::new(Image { file, written: !read_only }),
             geometry: Geometry {
                 block_shift,
+                formats: lba_formats(smallest, size),
                 blocks: size.checked_shr(block_shift).unwrap_or(0),
                 read_only,
                 volatile_cache: !read_only,
@@ -306,18 +312,19 @@ fn holder(metadata: &Metadata) -> Holder {
     Holder(found.into_iter().next())
 }
 
-/// Turns the page cache off, if the file can be read that way in units of `block`, and says what it asks for.
+/// Turns the page cache off, if the file can be read that way by the `block`, and says what it asks for.
 fn make_direct(file: &File, block: u64) -> Option<Alignment> {
-    let length = usize::try_from(block).ok()?;
-    let memory = match direct_alignment(file) {
+    let block = usize::try_from(block).ok()?;
+    let (memory, length) = match direct_alignment(file) {
         Some((memory, offset)) => {
-            if memory == 0 || !memory.is_power_of_two() || offset == 0 || !length.is_multiple_of(offset) {
+            let powers = memory.is_power_of_two() && offset.is_power_of_two();
+            if !powers || !block.is_multiple_of(offset) {
                 return None;
             }
-            memory
+            (memory, offset)
         }
-        // Not told: a page suits every medium.
-        None => 4096,
+        // Not told: a page suits every medium, and so do our blocks if the trial does.
+        None => (4096, block),
     };
     let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL).ok()?);
     fcntl(file, FcntlArg::F_SETFL(flags | OFlag::O_DIRECT)).ok()?;

@@ -139,6 +139,14 @@ impl<P: PinnedBytes, E: Engine<P>> FileDisk<P, E> {
             match running.advance(host, &mut self.traits, op, result) {
                 Outcome::Next(op) => self.engine.push(place, op),
                 Outcome::Over(result) => {
+                    if let (Ok(()), Some(shift)) = (result, running.format) {
+                        self.geometry = self.geometry.formatted(shift);
+                        let block = 1u64.checked_shl(shift).unwrap_or(0);
+                        tracing::warn!(
+                            block,
+                            "An image was formatted: open it with this block-size from now on"
+                        );
+                    }
                     done.push((running.tag, result));
                     *job = None;
                     self.free.push(place);

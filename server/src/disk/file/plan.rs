@@ -1,12 +1,13 @@
 //! What a command means for an image: one operation after the other, the next chosen when the last is over.
 
 use nix::errno::Errno;
-use outboard_nvme::controller::{Direction, DiskError, Geometry, Operation, Segment, Tag};
+use outboard_nvme::Lba;
+use outboard_nvme::controller::{Direction, DiskError, Geometry, LbaRange, Operation, Segment, Tag};
 
 use super::buffers::{Alignment, Buffers};
 use super::engine::ImageOp;
 use crate::disk::Extent;
-use crate::disk::limits::{RETRIES, VERIFY_CHUNK, ZERO_CHUNK};
+use crate::disk::limits::{FALLOCATE_CHUNK, RETRIES, VERIFY_CHUNK, ZERO_CHUNK};
 use crate::disk::ram::{compare, gather, scatter};
 use crate::disk::{PinHost, PinnedBytes};
 
@@ -44,6 +45,8 @@ pub(super) enum Cache {
 pub(super) struct Job {
     /// Its name.
     pub(super) tag: Tag,
+    /// log2 of the LBA size that a format brings when it is over.
+    pub(super) format: Option<u32>,
     work: Work,
     retries: u32,
 }
@@ -102,6 +105,9 @@ impl Job {
         operation: Operation<'_>,
     ) -> Result<Option<Job>, DiskError> {
         let extent = |range| Extent::new(geometry, range).ok_or(DiskError::Internal);
+        let zeroing =
+            |allowed| if allowed && geometry.deallocates { Zeroing::Punch } else { Zeroing::ZeroRange };
+        let mut format = None;
         let work = match operation {
             Operation::Read { range, data } => Work::Read { at: extent(range)?, data: data.to_vec() },
             Operation::Write { range, data, durable } => {
@@ -111,9 +117,12 @@ impl Job {
             Operation::Verify { range } => Work::Verify { left: extent(range)? },
             Operation::Flush => Work::Sync,
             Operation::WriteZeroes { range, deallocate, durable } => {
-                let how =
-                    if deallocate && geometry.deallocates { Zeroing::Punch } else { Zeroing::ZeroRange };
-                Work::Zero { left: extent(range)?, how, durable }
+                Work::Zero { left: extent(range)?, how: zeroing(deallocate), durable }
+            }
+            Operation::Format { block_shift } => {
+                format = Some(block_shift);
+                let whole = LbaRange { start: Lba(0), blocks: geometry.blocks };
+                Work::Zero { left: extent(whole)?, how: zeroing(true), durable: true }
             }
             Operation::Deallocate { ranges } => {
                 let mut left: Vec<Extent> = Vec::with_capacity(ranges.len());
@@ -135,7 +144,7 @@ impl Job {
                 Work::Deallocate { left }
             }
         };
-        Ok(Some(Job { tag, work, retries: 0 }))
+        Ok(Some(Job { tag, format, work, retries: 0 }))
     }
 
     /// The first operation. Takes hold of the host's memory.
@@ -182,8 +191,8 @@ impl Job {
         match &self.work {
             Work::Zero { left, .. } if left.length == 0 => sync(),
             Work::Zero { left, how, .. } => Ok(match (how, traits.zero_range) {
-                (Zeroing::Punch, _) => ImageOp::Punch(*left),
-                (Zeroing::ZeroRange, Support::Present) => ImageOp::Zero(*left),
+                (Zeroing::Punch, _) => ImageOp::Punch(left.first(FALLOCATE_CHUNK)),
+                (Zeroing::ZeroRange, Support::Present) => ImageOp::Zero(left.first(FALLOCATE_CHUNK)),
                 (Zeroing::ZeroRange, Support::Absent) | (Zeroing::Write, _) => ImageOp::Write {
                     offset: left.offset,
                     buffers: Buffers::zeroes(left.first(ZERO_CHUNK).length),

@@ -204,6 +204,7 @@ impl Bench {
         };
         let geometry = Geometry {
             block_shift: 9,
+            formats: &[9, 12],
             blocks: BLOCKS,
             read_only: false,
             volatile_cache: true,
@@ -258,6 +259,8 @@ enum Step {
         start: u64,
         blocks: u64,
     },
+    /// Nothing else may be under way, as the controller sees to.
+    Format,
     Flush,
     Read {
         start: u64,
@@ -276,6 +279,7 @@ fn step() -> impl Strategy<Value = Step> {
             Step::Zero { start, blocks, deallocate, durable }
         }),
         1 => range().prop_map(|(start, blocks)| Step::Deallocate { start, blocks }),
+        1 => Just(Step::Format),
         2 => Just(Step::Flush),
         1 => range().prop_map(|(start, blocks)| Step::Read { start, blocks }),
         6 => Just(Step::Reap),
@@ -317,6 +321,7 @@ fn check(steps: &[Step], seed: u64, zero_range: Support) {
             | Step::Zero { start, blocks, .. }
             | Step::Deallocate { start, blocks }
             | Step::Read { start, blocks } => (start, blocks),
+            Step::Format => (0, BLOCKS),
             Step::Flush | Step::Reap => (0, 0),
         };
         let range = start..start + blocks;
@@ -354,6 +359,7 @@ fn check(steps: &[Step], seed: u64, zero_range: Support) {
                 let operation = Operation::Deallocate { ranges: std::slice::from_ref(&lbas) };
                 (operation, Kind::Change { durable: false }, Some(0))
             }
+            Step::Format => (Operation::Format { block_shift: 9 }, Kind::Change { durable: true }, Some(0)),
             Step::Read { .. } => {
                 (Operation::Read { range: lbas, data: &data }, Kind::Read(data.to_vec()), None)
             }

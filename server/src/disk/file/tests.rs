@@ -64,7 +64,7 @@ fn data(length: usize) -> [Segment; 1] {
 fn direct_io_is_used_where_the_file_allows_it() {
     let image = image(&folders()[0], 1 << 20);
     let direct = Opened::new(image.path(), 12, false, Caching::Direct).unwrap();
-    assert!(matches!(direct.traits.alignment, Alignment::Direct { length: 4096, .. }), "{:?}", direct.traits);
+    assert!(matches!(direct.traits.alignment, Alignment::Direct { .. }), "{:?}", direct.traits);
     drop(direct);
     let buffered = Opened::new(image.path(), 9, false, Caching::Buffered).unwrap();
     assert_eq!(buffered.traits.alignment, Alignment::Any);
@@ -422,5 +422,23 @@ proptest! {
         let image = image(&folders()[0], BLOCKS << block_shift);
         let device = Loop::new(image.path(), sector);
         check(open(&device.0, block_shift, Caching::Direct, engine), &steps);
+    }
+}
+
+/// More than one operation reads.
+#[test]
+fn a_verify_reads_all_of_a_long_range() {
+    for engine in BOTH {
+        for caching in [Caching::Direct, Caching::Buffered] {
+            let image = image(&folders()[0], 5 << 19);
+            let mut disk = open(image.path(), 9, caching, engine);
+            let mut host = TestHost::new(4096);
+            let verify = |start, blocks| Operation::Verify { range: lbas(start, blocks) };
+            assert_eq!(disk.perform(&mut host, verify(1, 5119)), Ok(()));
+            // The image has become shorter: the last half MiB is gone.
+            image.as_file().set_len(2 << 20).unwrap();
+            assert_eq!(disk.perform(&mut host, verify(0, 5120)), Err(DiskError::Read));
+            assert_eq!(disk.perform(&mut host, verify(0, 4096)), Ok(()));
+        }
     }
 }

@@ -117,6 +117,7 @@ pub(crate) enum Later {
     Nothing,
     Flush,
     Zero { ranges: Vec<(usize, usize)>, durable: bool },
+    Format { block_shift: u32 },
 }
 
 impl RamDisk {
@@ -125,6 +126,7 @@ impl RamDisk {
         Self {
             geometry: Geometry {
                 block_shift,
+                formats: &[9, 12],
                 blocks,
                 read_only: false,
                 volatile_cache: true,
@@ -159,6 +161,7 @@ impl RamDisk {
             Operation::WriteZeroes { range, durable, .. } => {
                 Later::Zero { ranges: vec![(byte(range.start.0), byte(range.blocks))], durable }
             }
+            Operation::Format { block_shift } => Later::Format { block_shift },
             Operation::Deallocate { ranges } => Later::Zero {
                 ranges: ranges.iter().map(|r| (byte(r.start.0), byte(r.blocks))).collect(),
                 durable: false,
@@ -203,6 +206,11 @@ impl RamDisk {
             }
             Later::Nothing => {}
             Later::Flush => self.durable.copy_from_slice(&self.data),
+            Later::Format { block_shift } => {
+                self.data.fill(0);
+                self.durable.fill(0);
+                self.geometry = self.geometry.formatted(block_shift);
+            }
             Later::Zero { ranges, durable } => {
                 for (at, length) in ranges {
                     self.data[at..at + length].fill(0);

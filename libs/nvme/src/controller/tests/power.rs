@@ -32,6 +32,7 @@ enum Step {
     Flush {
         all: bool,
     },
+    Format,
     Cache(bool),
     /// A reset by CC.EN: it must not make anything that was promised undone.
     Reset,
@@ -47,6 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (extent(), any::<bool>()).prop_map(|((lba, blocks), fua)| Step::Zero { lba, blocks, fua }),
         1 => extent().prop_map(|(lba, blocks)| Step::Deallocate { lba, blocks }),
         2 => any::<bool>().prop_map(|all| Step::Flush { all }),
+        1 => Just(Step::Format),
         1 => any::<bool>().prop_map(Step::Cache),
         1 => Just(Step::Reset),
         1 => Just(Step::Cut),
@@ -79,6 +81,7 @@ fn start(disk: RamDisk) -> (Machine, super::machine::Pair) {
 }
 
 proptest! {
+    /// Fault 45: commands without data among those with.
     #[test]
     fn what_was_acknowledged_as_durable_survives(
         steps in prop::collection::vec(step(), 1..60), later in any::<bool>()
@@ -123,6 +126,10 @@ proptest! {
                     let entry = SubmissionEntry { opcode: NvmOpcode::FLUSH.0, nsid, ..SubmissionEntry::default() };
                     prop_assert_eq!(result(&machine.run(&mut pair, entry)), Ok(0));
                     model.iter_mut().for_each(Block::promise);
+                }
+                Step::Format => {
+                    machine.admin(AdminOpcode::FORMAT_NVM, 1, 0, 0).unwrap();
+                    model.iter_mut().for_each(|block| block.put(0, true));
                 }
                 Step::Cache(on) => {
                     machine.admin(AdminOpcode::SET_FEATURES, 0, WRITE_CACHE, on.into()).unwrap();

@@ -4,9 +4,16 @@ use proptest::prelude::*;
 
 use super::*;
 
-struct List(RefCell<Vec<u8>>);
+/// A block of memory for a list.
+pub(in crate::driver) struct List(RefCell<Vec<u8>>);
 
-const LIST: u64 = 0x7000_0000_0000;
+impl List {
+    pub(in crate::driver) fn new(size: usize) -> Self {
+        Self(RefCell::new(vec![0; size]))
+    }
+}
+
+pub(in crate::driver) const LIST: u64 = 0x7000_0000_0000;
 
 impl Block for List {
     fn iova(&self) -> Iova {

@@ -140,7 +140,7 @@ pub struct IdentifyController {
     /// FUSES: fused operations supported.
     pub fused_operations: U16,
     /// FNA: Format NVM attributes.
-    pub format_attributes: u8,
+    pub format_attributes: FormatAttributes,
     /// VWC: volatile write cache.
     pub volatile_write_cache: VolatileWriteCacheSupport,
     /// AWUN: atomic write unit normal, in blocks less one.
@@ -339,6 +339,18 @@ bit_fields! {
         flag timestamp / with_timestamp [6];
         /// Verify.
         flag verify / with_verify [7];
+    }
+}
+
+bit_fields! {
+    /// FNA (figure 247).
+    FormatAttributes(u8) {
+        /// A format is one of all namespaces.
+        flag format_all / with_format_all [0];
+        /// A secure erase is one of all namespaces.
+        flag erase_all / with_erase_all [1];
+        /// Cryptographic erase.
+        flag cryptographic / with_cryptographic [2];
     }
 }
 

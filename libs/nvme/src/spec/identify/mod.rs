@@ -8,9 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::bits::open_enum;
 
 pub use controller::{
-    ControllerAttributes, ControllerType, FirmwareUpdates, IdentifyController, LogPageAttributes,
-    OptionalAdminCommands, OptionalAsyncEvents, OptionalNvmCommands, PowerStateDescriptor, PowerStateFlags,
-    QueueEntrySizes, VolatileWriteCacheSupport,
+    ControllerAttributes, ControllerType, FirmwareUpdates, FormatAttributes, IdentifyController,
+    LogPageAttributes, OptionalAdminCommands, OptionalAsyncEvents, OptionalNvmCommands, PowerStateDescriptor,
+    PowerStateFlags, QueueEntrySizes, VolatileWriteCacheSupport,
 };
 pub use namespace::{DeallocateFeatures, FormattedLbaSize, IdentifyNamespace, LbaFormat, NamespaceFeatures};
 

@@ -1,4 +1,4 @@
-//! What one message costs. `cargo test --release --test server round_trips -- --ignored --nocapture`
+//! What one message costs. `cargo test --release -p outboard-tests --test server round_trips -- --ignored --nocapture`
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,8 +10,9 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use outboard_vfio_user::wire::{Command, CommandCode, RegionAccess, Version};
 
-use crate::client::{Client, connect};
-use crate::conformance::Plain;
+use outboard_tests::conformance::Client;
+use outboard_tests::in_process::connect;
+use outboard_tests::plain::Plain;
 
 fn pin(core: usize) {
     let mut set = CpuSet::new();
@@ -24,7 +25,7 @@ fn reads(client: &mut Client, time: Duration, depth: usize) -> f64 {
     let (begin, mut count) = (Instant::now(), 0_u32);
     while begin.elapsed() < time {
         let bytes: Vec<u8> = (0..depth).flat_map(|_| read.encode(1, false)).collect();
-        client.send_bytes(&bytes, &[]);
+        client.send_bytes(&bytes, &[]).unwrap();
         for _ in 0..depth {
             client.reply(1, CommandCode::REGION_READ).unwrap();
             count += 1;
