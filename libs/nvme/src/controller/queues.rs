@@ -390,12 +390,12 @@ impl Queues {
             let Some(queue) = self.completion.get_mut(usize::from(id.0)).and_then(Option::as_mut) else {
                 continue;
             };
+            let Some(vector) = queue.vector else { continue };
             if pin && queue.used() != 0 {
                 // Before the interrupt, not before sleep: a VMM may take the pin to fall only when a register is
                 // touched.
                 self.doorbells.arm_head(host, id, queue);
             }
-            let Some(vector) = queue.vector else { continue };
             if let Signal::Withheld { polls } = queue.signal {
                 if polls == 0 {
                     health.counters.interrupts_withheld.add(1);
