@@ -419,7 +419,7 @@ fn the_checks_find_what_its_server_gets_wrong() {
         assert!(found(point), "point {point}");
     }
     // And what it does right, they let pass.
-    for point in [11, 31, 52] {
+    for point in [11, 31] {
         assert!(!found(point), "point {point}");
     }
 }

@@ -15,6 +15,7 @@ fn serve(arguments: &[&str]) -> Command {
 struct Site {
     directory: tempfile::TempDir,
     config: String,
+    drives: usize,
 }
 
 impl Site {
@@ -27,7 +28,7 @@ impl Site {
         }
         let path = directory.path().join("drives.toml");
         fs::write(&path, text + more).unwrap();
-        Self { config: path.to_str().unwrap().into(), directory }
+        Self { config: path.to_str().unwrap().into(), directory, drives }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -37,7 +38,10 @@ impl Site {
     fn start(&self) -> Running<'_> {
         let process = serve(&["--config", &self.config, "-v"]).spawn().unwrap();
         let running = Running { process, site: self };
-        eventually("an answer", || UnixStream::connect(self.path("a.sock")).is_ok());
+        for name in ('a'..).take(self.drives) {
+            let socket = self.path(&format!("{name}.sock"));
+            eventually("an answer", || UnixStream::connect(&socket).is_ok());
+        }
         running
     }
 
@@ -235,4 +239,25 @@ fn a_client_that_takes_no_replies_costs_a_bounded_number_of_descriptors() {
     assert!(other.device_info().is_ok());
     drop(stream);
     eventually("descriptors as before", || fds() <= before);
+}
+
+/// Mappings are the process's; a client has its share of them (limits::WATCHED_MAPPINGS).
+#[test]
+fn a_client_that_maps_all_it_may_leaves_room_for_the_next() {
+    let site = Site::new(2, "");
+    let server = site.start();
+    let memory = SharedMemory::new("guest", 4096).unwrap();
+    let map = |client: &Client, page: u64| {
+        let memory = Memory { file: memory.as_fd(), offset: 0, length: 4096 };
+        client.dma_map(Iova(page << 12), memory, Access::ReadWrite, Sharing::Descriptor)
+    };
+    let greedy = server.connect("a");
+    let most = outboard_vfio_user::limits::WATCHED_MAPPINGS as u64;
+    let mapped = (0..most).take_while(|&page| map(&greedy, page).is_ok()).count() as u64;
+    assert!(mapped > most / 4 && mapped < most * 3 / 4, "{mapped} of {most}");
+    let modest = server.connect("b");
+    for page in 0..1000 {
+        map(&modest, page).unwrap();
+    }
+    assert!(greedy.device_info().is_ok() && modest.device_info().is_ok());
 }

@@ -625,6 +625,7 @@ fn threads(doorbells: Doorbells, entries: u16, rounds: usize) -> (u64, u64) {
     (rung.load(std::sync::atomic::Ordering::Relaxed) - before, ios)
 }
 
+/// Fault 42: the entry is read after the doorbell.
 #[test]
 fn threads_with_polled_doorbells() {
     for entries in [2, 3, 65] {

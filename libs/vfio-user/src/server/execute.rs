@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::stat::{SFlag, fstat};
+use nix::sys::statfs::{FUSE_SUPER_MAGIC, fstatfs};
 
 use super::Connection;
 use crate::device::{Device, Mappable, Region, Reply};
@@ -303,6 +304,12 @@ fn client_memory(
         || u64::try_from(stat.st_size).is_ok_and(|length| end > length)
     {
         tracing::warn!(?map, length = stat.st_size, "DMA_MAP of more than its file holds, or of no file");
+        return Err(Errno::EINVAL);
+    }
+    // Whoever touches it waits for a process of the client's choice, and may hold what all other mappings of this
+    // process need meanwhile.
+    if fstatfs(file)?.filesystem_type() == FUSE_SUPER_MAGIC {
+        tracing::warn!(?map, "DMA_MAP of a file that another process makes up (FUSE)");
         return Err(Errno::EINVAL);
     }
     let length = usize::try_from(map.size).map_err(|_| Errno::ENOMEM)?;

@@ -74,6 +74,7 @@ fn capability(drive: &Drive, id: u8) -> u64 {
     panic!("no capability {id:#x}");
 }
 
+/// Fault 43: and how nothing can.
 #[test]
 fn what_can_be_mapped() {
     let mapped = drive(DoorbellMode::Mapped);
@@ -163,6 +164,7 @@ fn data() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// Fault 48.
     #[test]
     fn accesses_of_any_width_anywhere(
         writes in vec((place(), data()), 0..40),

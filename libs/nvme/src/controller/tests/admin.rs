@@ -107,6 +107,7 @@ fn bad_commands_get_the_status_that_the_specification_names() {
     }
 }
 
+/// Fault 37.
 #[test]
 fn queues_are_created_only_as_the_specification_allows() {
     let mut machine = ready();
@@ -137,6 +138,7 @@ fn queues_are_created_only_as_the_specification_allows() {
     assert_eq!(machine.create_submission(64, 1, at, 1), Err(Status::INVALID_QUEUE_ID));
 }
 
+/// Fault 36.
 #[test]
 fn queues_are_deleted_only_as_the_specification_allows() {
     let mut machine = ready();
@@ -161,6 +163,7 @@ fn queues_are_deleted_only_as_the_specification_allows() {
     machine.create_completion(1, 7, QUEUES_AT, 1).unwrap();
 }
 
+/// Fault 40.
 #[test]
 fn a_deleted_queue_completes_what_was_taken_and_drops_the_rest() {
     let disk = RamDisk::new(1024, 9, Pace::Later(0));
@@ -361,4 +364,20 @@ fn the_timestamp_goes_on_from_what_the_host_set() {
     let value: u64 = machine.data();
     assert!((1_700_000_000_000..1_700_000_100_000).contains(&(value & 0xffff_ffff_ffff)));
     assert_eq!(value >> 49, 1, "set by the host");
+}
+
+/// Fault 38: QSIZE FFFFh is 65536 entries, of which all are used, and the first one again.
+#[test]
+fn qsize_ffff_is_65536_entries() {
+    let options = Options { queue_entries: 0x1_0000, ..Options::default() };
+    let mut machine = Machine::new(options, vec![RamDisk::new(1024, 9, Pace::AtOnce)]);
+    machine.host.bytes.resize(0x90_0000, 0);
+    machine.enable();
+    let mut pair = Pair::new(1, QUEUES_AT, 0x1_0000);
+    machine.create(&pair);
+    for _ in 0..0x1_0010 {
+        let completion = machine.run(&mut pair, transfer(NvmOpcode::READ, 0, 1, 0x80_0000, 0));
+        assert_eq!(result(&completion), Ok(0));
+    }
+    assert_eq!(pair.tail, 0x10);
 }

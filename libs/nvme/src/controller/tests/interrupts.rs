@@ -110,6 +110,7 @@ fn a_full_completion_queue_stops_the_taking_until_the_host_consumes() {
     }
 }
 
+/// Fault 40.
 #[test]
 fn several_submission_queues_share_a_completion_queue() {
     let (mut machine, mut pair) = ready();

@@ -137,6 +137,7 @@ fn ranges_are_checked_to_the_block() {
     }
 }
 
+/// Fault 38.
 #[test]
 fn nlb_ffff_is_65536_blocks() {
     let (mut machine, mut pair) = with(RamDisk::new(65536 + 16, 9, Pace::AtOnce));

@@ -106,6 +106,7 @@ fn ready_falls_only_when_the_last_disk_operation_has_ended() {
     assert_eq!(machine.controller.counters().resets.get(), 1);
 }
 
+/// Fault 51.
 #[test]
 fn a_quick_disable_and_enable_is_a_reset() {
     let (mut machine, mut pair) = ready(Pace::Later(0));
@@ -235,7 +236,7 @@ fn a_disabled_controller_can_be_shut_down_and_enabled_again() {
     machine.enable();
 }
 
-/// SPDK#2171: doorbells of queues that exist and of those that do not, before and after the controller is
+/// Fault 35: doorbells of queues that exist and of those that do not, before and after the controller is
 /// enabled.
 #[test]
 fn any_doorbell_may_be_rung_with_any_value() {

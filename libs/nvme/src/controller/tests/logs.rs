@@ -14,7 +14,13 @@ fn ready() -> Machine {
     Machine::enabled(Options::default(), disks, 0, 2).0
 }
 
-fn log(machine: &mut Machine, page: LogPageId, offset: u32, bytes: u32, retain: bool) -> Result<u32, Status> {
+pub(super) fn log(
+    machine: &mut Machine,
+    page: LogPageId,
+    offset: u32,
+    bytes: u32,
+    retain: bool,
+) -> Result<u32, Status> {
     let mut entry = SubmissionEntry {
         opcode: AdminOpcode::GET_LOG_PAGE.0,
         prp1: DATA_AT.into(),
@@ -74,7 +80,7 @@ fn failures_stand_in_the_error_log_the_newest_first() {
 }
 
 /// Sends an Asynchronous Event Request and gives its identifier.
-fn request_event(machine: &mut Machine) -> u16 {
+pub(super) fn request_event(machine: &mut Machine) -> u16 {
     let command = machine.command_id();
     let opcode = AdminOpcode::ASYNC_EVENT_REQUEST.0;
     let entry = SubmissionEntry { opcode, command_id: command.into(), ..SubmissionEntry::default() };
@@ -85,7 +91,7 @@ fn request_event(machine: &mut Machine) -> u16 {
     command
 }
 
-fn next_admin(machine: &mut Machine) -> Option<(u16, Result<u32, Status>)> {
+pub(super) fn next_admin(machine: &mut Machine) -> Option<(u16, Result<u32, Status>)> {
     machine.settle();
     for _ in 0..200 {
         machine.poll();

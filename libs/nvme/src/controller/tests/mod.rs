@@ -9,6 +9,7 @@ mod lifecycle;
 mod logs;
 pub(crate) mod machine;
 mod media;
+mod model;
 mod power;
 mod shadow;
 mod statuses;

@@ -81,6 +81,7 @@ fn start(disk: RamDisk) -> (Machine, super::machine::Pair) {
 }
 
 proptest! {
+    /// Fault 45: commands without data among those with.
     #[test]
     fn what_was_acknowledged_as_durable_survives(
         steps in prop::collection::vec(step(), 1..60), later in any::<bool>()

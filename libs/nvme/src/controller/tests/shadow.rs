@@ -31,6 +31,7 @@ fn load(machine: &mut Machine, page: u64, index: u64) -> u32 {
     machine.host.load(Iova(page + index * 4)).unwrap()
 }
 
+/// Fault 49.
 #[test]
 fn io_queues_move_to_the_shadow_page_and_the_admin_queue_does_not() {
     let disk = RamDisk::new(64, 9, Pace::AtOnce);
@@ -81,6 +82,7 @@ fn for_the_pin_every_consumed_completion_is_asked_for_before_the_interrupt() {
     }
 }
 
+/// Fault 49.
 #[test]
 fn a_reset_forgets_the_pages() {
     for reset in 0..3 {
