@@ -6,14 +6,15 @@
 drive=/dev/vda
 insmod /virtio_blk.ko
 await_drive
+# commit: the file system itself is to flush nothing meanwhile.
 if [ "$image" != "$drive" ]; then
   if [ "$known" -eq 0 ]; then
     check "mkfs.ext4" /usr/sbin/mkfs.ext4 -q "$drive"
-    check "mount" mount -t ext4 "$drive" /mnt
+    check "mount" mount -t ext4 -o commit=300 "$drive" /mnt
     truncate -s 1G "$image"
     /usr/bin/sync
   else
-    check "mount" mount -t ext4 "$drive" /mnt
+    check "mount" mount -t ext4 -o commit=300 "$drive" /mnt
   fi
 fi
 
