@@ -28,7 +28,7 @@ no_registry_hosts() {
 check "formatting" cargo fmt --all --check
 check "lints" cargo clippy --locked --quiet --workspace --all-targets -- -D warnings
 check "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --locked --quiet --workspace --no-deps --document-private-items
-check "unit and property tests" cargo test --locked --quiet --workspace
+check "unit and property tests" cargo test --locked --quiet --workspace --no-fail-fast
 check "disks on loop devices" cargo test --locked --quiet -p outboard-server --lib -- --ignored
 check "loom models of the DMA table" loom_models
 check "each rust-vmm crate once in the lock" rust_vmm_once
