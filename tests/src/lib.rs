@@ -3,6 +3,7 @@
 //! protocol as checks ([`conformance`]), and what they are tried on.
 
 pub mod conformance;
+pub mod drive;
 pub mod in_process;
 pub mod plain;
 pub mod process;

@@ -1,7 +1,6 @@
 //! BAR0 as memory under our own client: masks and pending bits of MSI-X, and clients that keep what they have mapped.
 
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -11,7 +10,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use outboard_nvme::Nsid;
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
-use outboard_vfio_user::client::{self, Client, Delivery, Sharing};
+use outboard_tests::drive::{capability, connect};
+use outboard_vfio_user::client::{Client, Delivery, Sharing};
 use outboard_vfio_user::memory::{Access, Mapping};
 use outboard_vfio_user::wire::IrqIndex;
 use outboard_vmm::drive::{Attachment, DoorbellAccess, NvmeDrive, attach, detach};
@@ -44,12 +44,7 @@ struct Guest {
 
 impl Guest {
     fn new(server: &Arc<Drive>) -> Self {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let session = std::thread::spawn({
-            let server = server.clone();
-            move || server.serve(theirs)
-        });
-        let client = Arc::new(Client::new(ours, client::Options::default()).unwrap());
+        let (client, session) = connect(server);
         let attachment =
             Attachment { doorbells: DoorbellAccess::Any, sharing: Sharing::Descriptor, memory: 1 << 20 };
         let drive = attach(&client, attachment).unwrap();
@@ -63,26 +58,17 @@ impl Guest {
         region.map(area, Access::ReadWrite).unwrap()
     }
 
-    fn config(&self, offset: u64) -> u8 {
-        let mut byte = [0];
-        self.client.region_read(CONFIG, offset, &mut byte).unwrap();
-        byte[0]
-    }
-
     /// Where the MSI-X capability is, its table and its pending bits.
     fn msix(&self) -> (u64, u64, u64) {
-        let mut at = self.config(0x34);
-        while self.config(at.into()) != MSIX {
-            at = self.config(u64::from(at) + 1);
-        }
+        let at = capability(&self.client, MSIX);
         let place = |register: u64| {
             let mut bytes = [0; 4];
-            self.client.region_read(CONFIG, u64::from(at) + register, &mut bytes).unwrap();
+            self.client.region_read(CONFIG, at + register, &mut bytes).unwrap();
             let place = u32::from_le_bytes(bytes);
             assert_eq!(place & 7, BAR0);
             u64::from(place)
         };
-        (at.into(), place(4), place(8))
+        (at, place(4), place(8))
     }
 
     /// Message Control: MSI-X Enable and Function Mask.

@@ -3,7 +3,6 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -18,7 +17,8 @@ use outboard_nvme::spec::{AdminOpcode, CompletionEntry, SubmissionEntry};
 use outboard_nvme::{Lba, Nsid};
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
-use outboard_vfio_user::client::{self, Client, Delivery, Sharing};
+use outboard_tests::drive::{capability, connect};
+use outboard_vfio_user::client::{Client, Delivery, Sharing};
 use outboard_vfio_user::wire::{CommandCode, IrqAction, IrqData, IrqIndex, SetIrqs};
 use outboard_vmm::drive::{Attachment, Block, Doorbell, DoorbellAccess, NvmeDrive, attach, detach};
 use zerocopy::IntoBytes as _;
@@ -53,12 +53,7 @@ impl Stand {
             })
             .unwrap(),
         );
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let session = std::thread::spawn({
-            let server = server.clone();
-            move || server.serve(theirs)
-        });
-        let client = Arc::new(Client::new(ours, client::Options::default()).unwrap());
+        let (client, session) = connect(&server);
         let access = match doorbells {
             DoorbellMode::Mapped | DoorbellMode::WholeBar => DoorbellAccess::Mapped,
             DoorbellMode::Posted => DoorbellAccess::Posted,
@@ -106,17 +101,9 @@ impl Stand {
 
     /// Sets MSI-X Enable (PCI Local Bus 3.0, 6.8.2.3).
     fn enable_msix(&self, enabled: bool) {
-        let read = |offset: u64| {
-            let mut byte = [0];
-            self.client.region_read(7, offset, &mut byte).unwrap();
-            byte[0]
-        };
-        let mut capability = read(0x34);
-        while read(capability.into()) != 0x11 {
-            capability = read(u64::from(capability) + 1);
-        }
         let control = [u8::from(enabled) << 7];
-        self.client.region_write(7, u64::from(capability) + 3, &control, Delivery::Replied).unwrap();
+        let at = capability(&self.client, 0x11) + 3;
+        self.client.region_write(7, at, &control, Delivery::Replied).unwrap();
     }
 
     fn leave(mut self) {

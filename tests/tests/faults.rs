@@ -1,7 +1,6 @@
 //! Public faults of our peers, against the server's drive over a real socket. docs/faults.md lists them.
 
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -10,7 +9,8 @@ use std::time::{Duration, Instant};
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
 use outboard_tests::conformance::checks;
-use outboard_vfio_user::client::{self, Client, Delivery, Memory, Sharing};
+use outboard_tests::drive::connect;
+use outboard_vfio_user::client::{Client, Delivery, Memory, Sharing};
 use outboard_vfio_user::dma::Iova;
 use outboard_vfio_user::memory::{Access, SharedMemory};
 use vm_memory::Bytes;
@@ -77,12 +77,7 @@ fn fault_32_queues_across_regions_and_out_of_memory() {
             model: "Test drive".into(),
         };
         let server = Arc::new(Drive::new(options).unwrap());
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let session = thread::spawn({
-            let server = server.clone();
-            move || server.serve(theirs)
-        });
-        let client = Client::new(ours, client::Options::default()).unwrap();
+        let (client, session) = connect(&server);
         let registers = Registers(&client);
         client.region_write(7, 4, &[6, 0], Delivery::Replied).unwrap();
 

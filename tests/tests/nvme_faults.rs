@@ -2,9 +2,8 @@
 //! socket, our own client and driver.
 
 use std::io::Write as _;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::{self};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -15,7 +14,8 @@ use outboard_nvme::spec::{LogPageId, Register, SmartLog};
 use outboard_nvme::{Lba, Nsid};
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
-use outboard_vfio_user::client::{self, Client, ClientError, Delivery, Sharing};
+use outboard_tests::drive::{capability, connect, stream};
+use outboard_vfio_user::client::{Client, ClientError, Delivery, Sharing};
 use outboard_vmm::drive::{Attachment, Block, Doorbell, DoorbellAccess, NvmeDrive, attach, detach};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,17 +47,6 @@ fn image(directory: &tempfile::TempDir) -> String {
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap()
-}
-
-fn stream(server: &Arc<Drive>) -> (UnixStream, JoinHandle<()>) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let server = server.clone();
-    (ours, thread::spawn(move || server.serve(theirs)))
-}
-
-fn connect(server: &Arc<Drive>) -> (Arc<Client>, JoinHandle<()>) {
-    let (stream, session) = stream(server);
-    (Arc::new(Client::new(stream, client::Options::default()).unwrap()), session)
 }
 
 /// A guest that uses the drive.
@@ -114,16 +103,8 @@ fn write(client: &Client, register: Register, value: u32) {
 
 /// Initiates a function level reset (PCI Express 4.0, 7.5.3.4).
 fn reset_function(client: &Client) {
-    let read = |offset: u64| {
-        let mut byte = [0];
-        client.region_read(CONFIGURATION, offset, &mut byte).unwrap();
-        byte[0]
-    };
-    let mut capability = read(0x34);
-    while read(capability.into()) != 0x10 {
-        capability = read(u64::from(capability) + 1);
-    }
-    client.region_write(CONFIGURATION, u64::from(capability) + 9, &[0x80], Delivery::Replied).unwrap();
+    let control = capability(client, 0x10) + 8;
+    client.region_write(CONFIGURATION, control + 1, &[0x80], Delivery::Replied).unwrap();
 }
 
 const VALUES: [u32; 6] = [0, 1, ENTRIES as u32 - 1, ENTRIES as u32, 0xffff, u32::MAX];

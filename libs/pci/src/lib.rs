@@ -20,7 +20,7 @@
 mod bar;
 mod capability;
 mod config;
-mod msix;
+pub mod msix;
 mod registers;
 
 pub use bar::{Bar, BarIndex, BarKind};

@@ -5,6 +5,17 @@ const ENTRY: usize = 16;
 /// Vector Control, Mask Bit.
 const MASKED: u32 = 1;
 
+/// What a table keeps of a byte that is written `offset` bytes from its start: of Vector Control only the mask. For
+/// tables that are elsewhere than in an [`MsixTable`].
+pub fn kept(offset: u64, byte: u8) -> u8 {
+    const LENGTH: u64 = ENTRY as u64;
+    match offset % LENGTH {
+        12 => byte & 1,
+        13.. => 0,
+        _ => byte,
+    }
+}
+
 /// An entry of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vector {
@@ -58,12 +69,8 @@ impl MsixTable {
 
     /// Writes the table. Of Vector Control only the mask is kept; the pending bits cannot be written.
     pub fn write(&mut self, offset: usize, from: &[u8]) {
-        for (at, (to, byte)) in (offset..).zip(self.table.iter_mut().skip(offset).zip(from)) {
-            *to = match at % ENTRY {
-                12 => byte & 1,
-                13.. => 0,
-                _ => *byte,
-            };
+        for (at, (to, byte)) in (offset as u64..).zip(self.table.iter_mut().skip(offset).zip(from)) {
+            *to = kept(at, *byte);
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use outboard_nvme::spec::doorbell_offset;
+use outboard_pci::msix;
 use outboard_vfio_user::memory::SharedMemory;
 use vm_memory::{Bytes, VolatileMemory};
 
@@ -162,11 +163,7 @@ impl Bar0 {
     pub(super) fn write_table(&self, offset: u64, from: &[u8]) {
         let end = u64::from(self.layout.vectors).saturating_mul(VECTOR);
         for (at, byte) in (offset..end).zip(from) {
-            let byte = match at % VECTOR {
-                VECTOR_CONTROL => byte & 1,
-                13.. => 0,
-                _ => *byte,
-            };
+            let byte = msix::kept(at, *byte);
             let at = usize::try_from(self.layout.table.saturating_add(at)).unwrap_or(usize::MAX);
             // The table lies inside of the memory.
             let _ = self.memory.bytes().store(byte, at, Ordering::Release);
