@@ -24,6 +24,9 @@ const ENTRIES: u16 = 64;
 const SIZE: usize = 4096;
 const BAR: u32 = 0;
 const CONFIGURATION: u32 = 7;
+/// CSTS.RDY and CSTS.CFS (NVMe 1.4, section 3.1.6).
+const READY: u8 = 1;
+const FATAL: u8 = 2;
 
 fn serve(doorbells: DoorbellMode, namespace: &str) -> Arc<Drive> {
     let options = Options {
@@ -255,20 +258,25 @@ fn fault_57_beginnings_that_fail() {
     // No admin queues, then admin queues that are nowhere.
     for (attributes, tail) in [(0, 0), (0x001f_001f, 1)] {
         let (client, session) = connect(&server);
+        let reached = |wanted: u8| {
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let mut status = [0; 4];
+                client.region_read(BAR, Register::CSTS.0.into(), &mut status).unwrap();
+                if status[0] & wanted != 0 {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "status {status:x?}, not {wanted:#x}");
+                thread::yield_now();
+            }
+        };
         write(&client, Register::AQA, attributes);
         write(&client, Register::CC, 0x0046_0001);
+        // Doorbells count from Ready on (NVMe 1.4, section 7.6.1).
+        reached(READY | FATAL);
         let doorbell = u32::to_le_bytes(tail);
         client.region_write(BAR, 0x1000, &doorbell, Delivery::Replied).unwrap();
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let mut status = [0; 4];
-            client.region_read(BAR, Register::CSTS.0.into(), &mut status).unwrap();
-            if status[0] & 2 != 0 {
-                break;
-            }
-            assert!(Instant::now() < deadline, "no fatal status");
-            thread::yield_now();
-        }
+        reached(FATAL);
         client.close();
         session.join().unwrap();
     }

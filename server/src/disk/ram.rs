@@ -201,3 +201,46 @@ impl Drop for Memory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use outboard_nvme::Iova;
+
+    use super::super::test_host::{BASE, TestHost};
+    use super::*;
+
+    const MEGABYTE: usize = 1 << 20;
+
+    /// Bytes of the memory that are taken: bit 63 of an entry of the page map (the kernel's pagemap.rst).
+    fn resident(memory: &Memory) -> usize {
+        let page = 4096;
+        let mut entries = vec![0; memory.length.get() / page * 8];
+        let first = memory.start.addr().get() / page * 8;
+        let map = std::fs::File::open("/proc/self/pagemap").unwrap();
+        map.read_exact_at(&mut entries, first as u64).unwrap();
+        entries.chunks(8).filter(|entry| entry[7] & 0x80 != 0).count() * page
+    }
+
+    #[test]
+    fn memory_is_given_back() {
+        let mut disk = RamDisk::new(9, 64 << 20, false).unwrap();
+        let mut host = TestHost::new(MEGABYTE);
+        let lbas = |start, blocks| LbaRange { start: Lba(start), blocks };
+        let data = [Segment { iova: Some(Iova(BASE)), length: MEGABYTE }];
+        host.fill(&data, &vec![1; MEGABYTE]);
+        assert_eq!(resident(&disk.memory), 0);
+        for megabyte in 0..64 {
+            let range = lbas(megabyte << 11, 1 << 11);
+            disk.perform(&mut host, Operation::Write { range, data: &data, durable: false }).unwrap();
+        }
+        assert_eq!(resident(&disk.memory), 64 * MEGABYTE);
+        // From and to the middle of a page: these two stay.
+        disk.perform(&mut host, Operation::Deallocate { ranges: &[lbas(1, (1 << 17) - 2)] }).unwrap();
+        assert_eq!(resident(&disk.memory), 2 * 4096);
+        disk.perform(&mut host, Operation::Read { range: lbas(0, 1 << 11), data: &data }).unwrap();
+        let bytes = host.bytes(&data);
+        assert!(bytes[..512] == [1; 512] && bytes[512..].iter().all(|&byte| byte == 0));
+    }
+}

@@ -326,32 +326,6 @@ fn a_null_disk_completes_and_touches_nothing() {
 }
 
 #[test]
-fn a_ram_disk_gives_memory_back() {
-    let mut disk: Backend<TestHost> = spec("ram:64M").open().unwrap();
-    let mut host = TestHost::new(1 << 20);
-    let resident = || {
-        let status = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-        let line = status.lines().find(|line| line.starts_with("Anonymous:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
-    };
-    let data = [Segment { iova: Some(Iova(BASE)), length: 1 << 20 }];
-    host.fill(&data, &vec![1; 1 << 20]);
-    let before = resident();
-    for megabyte in 0..64 {
-        let range = lbas((megabyte << 11, 1 << 11));
-        disk.perform(&mut host, Operation::Write { range, data: &data, durable: false }).unwrap();
-    }
-    assert!(resident() >= before + (60 << 10));
-    // Not at a page's beginning.
-    disk.perform(&mut host, Operation::Deallocate { ranges: &[lbas((1, (1 << 17) - 2))] }).unwrap();
-    // Other tests of this process use some memory meanwhile.
-    assert!(resident() < before + (32 << 10));
-    disk.perform(&mut host, Operation::Read { range: lbas((0, 1 << 11)), data: &data }).unwrap();
-    let bytes = host.bytes(&data);
-    assert!(bytes[..512] == [1; 512] && bytes[512..].iter().all(|&byte| byte == 0));
-}
-
-#[test]
 fn host_memory_that_cannot_be_reached_is_a_data_transfer_error() {
     let image = image(&folders()[0], 1 << 20);
     for text in ["ram:1M".into(), format!("file:{}", image.path().display())] {
