@@ -10,11 +10,12 @@ use nix::errno::Errno;
 use outboard_nvme::driver::{
     Block as _, Command, DataPointer, Doorbell as _, Fragment, Memory as _, QueuePair, Registers as _,
 };
-use outboard_nvme::spec::{LogPageId, Register, SmartLog};
+use outboard_nvme::spec::{ControllerStatus, LogPageId, Register, SmartLog};
 use outboard_nvme::{Lba, Nsid};
 use outboard_server::control::Service;
 use outboard_server::nvme::{DoorbellMode, Drive, Options};
 use outboard_tests::drive::{capability, connect, stream};
+use outboard_tests::in_process::eventually;
 use outboard_vfio_user::client::{Client, ClientError, Delivery, Sharing};
 use outboard_vmm::drive::{Attachment, Block, Doorbell, DoorbellAccess, NvmeDrive, attach, detach};
 
@@ -24,9 +25,6 @@ const ENTRIES: u16 = 64;
 const SIZE: usize = 4096;
 const BAR: u32 = 0;
 const CONFIGURATION: u32 = 7;
-/// CSTS.RDY and CSTS.CFS (NVMe 1.4, section 3.1.6).
-const READY: u8 = 1;
-const FATAL: u8 = 2;
 
 fn serve(doorbells: DoorbellMode, namespace: &str) -> Arc<Drive> {
     let options = Options {
@@ -258,25 +256,18 @@ fn fault_57_beginnings_that_fail() {
     // No admin queues, then admin queues that are nowhere.
     for (attributes, tail) in [(0, 0), (0x001f_001f, 1)] {
         let (client, session) = connect(&server);
-        let reached = |wanted: u8| {
-            let deadline = Instant::now() + PATIENCE;
-            loop {
-                let mut status = [0; 4];
-                client.region_read(BAR, Register::CSTS.0.into(), &mut status).unwrap();
-                if status[0] & wanted != 0 {
-                    break;
-                }
-                assert!(Instant::now() < deadline, "status {status:x?}, not {wanted:#x}");
-                thread::yield_now();
-            }
+        let status = || {
+            let mut status = [0; 4];
+            client.region_read(BAR, Register::CSTS.0.into(), &mut status).unwrap();
+            ControllerStatus::from_bits(u32::from_le_bytes(status))
         };
         write(&client, Register::AQA, attributes);
         write(&client, Register::CC, 0x0046_0001);
         // Doorbells count from Ready on (NVMe 1.4, section 7.6.1).
-        reached(READY | FATAL);
+        eventually("ready, or a fatal status", || status().ready() || status().fatal());
         let doorbell = u32::to_le_bytes(tail);
         client.region_write(BAR, 0x1000, &doorbell, Delivery::Replied).unwrap();
-        reached(FATAL);
+        eventually("a fatal status", || status().fatal());
         client.close();
         session.join().unwrap();
     }
