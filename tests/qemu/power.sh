@@ -56,7 +56,8 @@ survives_power_cuts() {
   local image=$1 times=$2 known=0 round volatile=512 first
   truncate -s 2G "$work/machine.img"
   for ((round = 1; round <= times; round++)); do
-    machine_goes_on durable $((known + 1)) 30000
+    # More than it can do before the cut.
+    machine_goes_on durable $((known + 1)) $((known + 30000))
     told durable $((known + 200)) 120
     sleep "0.$((RANDOM % 1000))"
     power_cut
