@@ -1,6 +1,7 @@
 //! The device server.
 //!
 //! * [`nvme`]: an NVMe drive in software, behind vfio-user; [`disk`]: where its blocks are.
+//! * [`vfio`]: a physical function, owned through the kernel.
 //! * [`control`]: clients that come and go, signals.
 //! * [`cli`]: the command line; [`config`]: a file of several drives; [`snippet`]: what VMMs are told.
 //! * [`log`]: what it says while it runs.
@@ -26,3 +27,4 @@ pub mod disk;
 pub mod log;
 pub mod nvme;
 pub mod snippet;
+pub mod vfio;

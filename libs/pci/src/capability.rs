@@ -116,7 +116,7 @@ impl Capability for Express {
 }
 
 /// MSI-X (PCI Local Bus 3.0, section 6.8.2).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Msix {
     /// Entries of the table, 1 to 2048.
     pub vectors: u16,
@@ -127,18 +127,63 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// In bytes.
-    pub(crate) fn table_length(&self) -> u64 {
+    /// The capability in the configuration space of a device, which is given from its start. `None` without one, or
+    /// with one that names a BAR beyond 5.
+    pub fn find(space: &[u8]) -> Option<Self> {
+        let at = find(space, id::MSIX)?;
+        let [control, table, pending] =
+            [MSIX_CONTROL, MSIX_TABLE, MSIX_PENDING].map(|register| at.saturating_add(register));
+        let size = u16::from_le_bytes(*space.get(control..)?.first_chunk()?) & MSIX_SIZE;
+        let place = |register: usize| {
+            let value = u32::from_le_bytes(*space.get(register..)?.first_chunk()?);
+            Some((crate::BarIndex::new((value & MSIX_BIR).to_le_bytes()[0])?, value & !MSIX_BIR))
+        };
+        Some(Self { vectors: size.saturating_add(1), table: place(table)?, pending: place(pending)? })
+    }
+
+    /// The table's length in bytes.
+    pub fn table_length(&self) -> u64 {
         u64::from(self.vectors).saturating_mul(16)
     }
 
-    /// In bytes: whole quadwords.
-    pub(crate) fn pending_length(&self) -> u64 {
+    /// The length of the pending bits in bytes: whole quadwords.
+    pub fn pending_length(&self) -> u64 {
         u64::from(self.vectors).div_ceil(64).saturating_mul(8)
     }
 }
 
+/// Where a capability is in configuration space; the device may have linked its list to anything.
+fn find(space: &[u8], id: u8) -> Option<usize> {
+    const STATUS: usize = 6;
+    const HAS_LIST: u8 = 1 << 4;
+    const FIRST: usize = 0x34;
+    const HEADER_END: u8 = 0x40;
+    // All that fit into configuration space, as Linux has it.
+    const MOST: usize = 48;
+    if space.get(STATUS)? & HAS_LIST == 0 {
+        return None;
+    }
+    let mut pointer = FIRST;
+    for _ in 0..MOST {
+        let at = space.get(pointer)? & !3;
+        if at < HEADER_END {
+            return None;
+        }
+        if *space.get(usize::from(at))? == id {
+            return Some(at.into());
+        }
+        pointer = usize::from(at).saturating_add(1);
+    }
+    None
+}
+
 pub(crate) const MSIX_CONTROL: usize = 2;
+const MSIX_TABLE: usize = 4;
+const MSIX_PENDING: usize = 8;
+/// Message Control, Table Size: one less than there are.
+const MSIX_SIZE: u16 = 0x7ff;
+/// BAR Indicator Register; the rest is the offset.
+const MSIX_BIR: u32 = 7;
 pub(crate) const MSIX_ENABLE: u16 = 1 << 15;
 pub(crate) const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 
@@ -155,7 +200,7 @@ impl Capability for Msix {
         let at = |register: usize| offset.saturating_add(register);
         registers.set(at(MSIX_CONTROL), &self.vectors.saturating_sub(1).to_le_bytes());
         registers.make_writable(at(MSIX_CONTROL), &(MSIX_ENABLE | MSIX_FUNCTION_MASK).to_le_bytes());
-        for (register, (bar, offset)) in [(4, self.table), (8, self.pending)] {
+        for (register, (bar, offset)) in [(MSIX_TABLE, self.table), (MSIX_PENDING, self.pending)] {
             registers.set(at(register), &(offset | u32::from(bar.get())).to_le_bytes());
         }
     }
@@ -183,3 +228,6 @@ impl Capability for Vendor {
         registers.set(offset.saturating_add(3), &self.data);
     }
 }
+
+#[cfg(test)]
+mod tests;

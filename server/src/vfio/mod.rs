@@ -1,0 +1,8 @@
+//! A physical PCI function, owned through the kernel's VFIO and served to one client, whole.
+//!
+//! The server sits beside the data path: the client maps the function's BARs, the IOMMU reaches the client's memory,
+//! and interrupts go from the kernel to the client's eventfds.
+//!
+//! * [`areas`]: what of a BAR may be mapped.
+
+pub mod areas;
