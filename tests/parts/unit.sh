@@ -33,5 +33,5 @@ check "disks on loop devices" cargo test --locked --quiet -p outboard-server --l
 check "loom models of the DMA table" loom_models
 check "each rust-vmm crate once in the lock" rust_vmm_once
 check "no registry is named" no_registry_hosts
-mapfile -t scripts < <(git ls-files '*.sh' tests/run tests/debian/{recipe,disk} tests/qemu/guest/init .ci/run)
+mapfile -t scripts < <(git ls-files '*.sh' tests/run tests/debian/{recipe,disk} tests/{qemu/guest,rig}/init .ci/run)
 check "scripts" shellcheck "${scripts[@]}"

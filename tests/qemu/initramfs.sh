@@ -3,7 +3,7 @@
 
 guest_programs=(/usr/bin/fio /usr/sbin/nvme /usr/sbin/mkfs.ext4 /usr/sbin/e2fsck /usr/sbin/fstrim /usr/sbin/blockdev /usr/bin/sync
   /usr/bin/gpiodetect /usr/bin/gpioinfo /usr/bin/gpioget /usr/bin/gpioset /usr/bin/gpiomon)
-# Of Debian's other kernel, the one with all drivers.
+# Of Debian's stable kernel that has all drivers.
 guest_modules=(gpio-regmap gpio-idio-16 gpio-pci-idio-16)
 
 # guest_initramfs FILE
@@ -32,7 +32,7 @@ pack_programs() {
     cp -L "$tree$file" "$directory$file"
   done
   for file in "${guest_modules[@]}"; do
-    xz -dc "$tree"/lib/modules/*[0-9]-amd64/kernel/drivers/*/"$file.ko.xz" >"$directory/modules/$file.ko"
+    xz -dc "$tree"/kernels/stable/modules/kernel/drivers/*/"$file.ko.xz" >"$directory/modules/$file.ko"
   done
   pack "$directory" "$1"
 }

@@ -1,15 +1,16 @@
 # One guest in QEMU: start it, follow what it reports (guest/host.sh), let it go on, ask QEMU for things, end it.
-# Uses `kernel`, `memory` and `options` (QEMU's arguments), which a scenario may change.
+# Uses `kernel`, `processor`, `memory` and `options` (QEMU's arguments), which a scenario may change.
 # Sets `qemu` (its process), `console` (the kernel's log), `facts` (what the guest told by name).
 # shellcheck shell=bash
 
 declare -A facts=()
+processor=(-accel "tcg,thread=multi" -cpu max -smp 2)
 shared_memory=(-m 512M -machine "memory-backend=memory" -object "memory-backend-memfd,id=memory,size=512M,share=on")
 
 # machine ARGUMENT…: becomes QEMU, with the device under test.
 machine() {
   exec "${from_tree[@]}" "$tree/usr/bin/qemu-system-x86_64" -L "$tree/usr/share/qemu" -L "$tree/usr/share/seabios" \
-    -accel tcg,thread=multi -machine q35 -cpu max -smp 2 "${memory[@]}" -nodefaults -display none "${options[@]}" \
+    -machine q35 "${processor[@]}" "${memory[@]}" -nodefaults -display none "${options[@]}" \
     -kernel "$kernel" -initrd "$initramfs" "${drive[@]}" "$@" >"$work/qemu.log" 2>&1 </dev/null
 }
 
@@ -91,12 +92,13 @@ guest_line() {
 
 # Takes note of a line; false when it is not one of these.
 guest_says() {
-  local name value
+  local name value unit comparison bar
   case $1 in
     "step "*) say "    ${1#* }" ;;
     "pass "*) pass "$scenario: ${1#* }" ;;
     "fail "*) fail "$scenario: ${1#* }" ;;
     "fact "*) read -r _ name value <<<"$1" && facts[$name]=$value ;;
+    "figure "*) read -r _ name value unit comparison bar <<<"$1" && figure "$name" "$value" "$unit" "$comparison" "$bar" ;;
     *) return 1 ;;
   esac
 }

@@ -13,7 +13,7 @@ machine_programs() {
       cp -L "$library" "$directory/usr/lib/x86_64-linux-gnu/"
     done
   done
-  xz -dc "$tree"/lib/modules/*-cloud-amd64/kernel/drivers/block/virtio_blk.ko.xz >"$directory/virtio_blk.ko"
+  xz -dc "$tree"/kernels/cloud/modules/kernel/drivers/block/virtio_blk.ko.xz >"$directory/virtio_blk.ko"
   pack "$directory" "$initramfs.machine" && cat "$initramfs.machine" >>"$initramfs"
 }
 

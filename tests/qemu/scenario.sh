@@ -35,7 +35,7 @@ scenario() {
   (
     set -e
     work=$(mktemp -d) qemu='' server='' drive=() memory=("${shared_memory[@]}") options=(-no-reboot)
-    kernel=$(echo "$tree"/boot/vmlinuz-*-cloud-amd64)
+    kernel=$tree/kernels/cloud/vmlinuz
     trap 'kill -KILL $qemu $server 2>/dev/null || true; wait; rm -rf "$work"' EXIT
     "$@"
   )

@@ -32,9 +32,10 @@ pub fn mappable(size: u64, page: u64, withheld: &[Range<u64>]) -> Extent {
     let ceiling = |offset: u64| offset.checked_next_multiple_of(page).map_or(end, |offset| offset.min(end));
     let mut holes: Vec<_> = withheld().map(|range| floor(range.start)..ceiling(range.end)).collect();
     holes.sort_by_key(|hole| hole.start);
+    holes.push(end..end);
     let mut areas = Vec::new();
     let mut from = 0;
-    for hole in holes.into_iter().chain([end..end]) {
+    for hole in holes {
         if let Some(size) = hole.start.checked_sub(from).filter(|&size| size > 0) {
             areas.push(SparseArea { offset: from, size });
         }

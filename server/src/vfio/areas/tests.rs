@@ -1,3 +1,5 @@
+#![expect(clippy::single_range_in_vec_init, reason = "one range to withhold is the usual case")]
+
 use proptest::prelude::*;
 
 use super::*;
