@@ -10,6 +10,7 @@ use outboard_vfio_user::listen::{ListenError, Source};
 use crate::disk::NamespaceSpec;
 use crate::nvme::{self, DoorbellMode};
 use crate::snippet::Vmm;
+use crate::vfio::host::Address;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,6 +46,23 @@ Exit status: 0 after a signal; 1 when the file is wrong or a drive could not be 
 none is (the reason is the last line on stderr); 2 for a wrong command line."
 );
 
+const VFIO_EXAMPLES: &str = "\
+Examples:
+  The drives of this machine, what drives them, and the commands that hand each over:
+    outboard-server vfio list
+
+  The same for programs; what keeps the first one from being served (null: nothing):
+    outboard-server vfio list --json | jq -r '.[0].obstacle'
+
+  From the kernel's nvme driver to vfio-pci, and back:
+    modprobe vfio-pci
+    outboard-server vfio bind 0000:00:03.0
+    outboard-server vfio unbind 0000:00:03.0
+
+Exit status: 0 when it was done, or was so already; 1 when it was not (the reason is the last line
+on stderr: the drive is mounted, a process holds it, a module is not loaded); 2 for a wrong command
+line.";
+
 /// Devices outside of the virtual machine monitor, over vfio-user.
 #[derive(Debug, Parser)]
 #[command(name = "outboard-server", version, about, propagate_version = true)]
@@ -66,6 +84,9 @@ pub enum Command {
     /// Plays several drives in one process, as a file says.
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(Serve),
+    /// Physical drives: shows them, and hands them over to vfio-pci and back.
+    #[command(after_help = VFIO_EXAMPLES)]
+    Vfio(Vfio),
 }
 
 /// Where clients come from.
@@ -128,6 +149,40 @@ pub struct Serve {
     /// Only of the drive with this name.
     #[arg(long, value_name = "NAME", requires = "print")]
     pub drive: Option<String>,
+}
+
+/// `outboard-server vfio`.
+#[derive(Args, Debug)]
+pub struct Vfio {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: VfioCommand,
+}
+
+/// What to do with physical drives.
+#[derive(Debug, Subcommand)]
+pub enum VfioCommand {
+    /// Shows the NVMe drives of this machine, their IOMMU groups, what drives them, and the commands that hand each
+    /// over.
+    List {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Takes a PCI function from its driver and gives it to vfio-pci, until it is unbound or the machine restarts.
+    /// One that this machine uses (mounted, swap, part of another disk) is refused.
+    Bind {
+        /// Which, as in 0000:00:03.0.
+        #[arg(value_name = "BDF")]
+        address: Address,
+    },
+    /// Takes a PCI function from vfio-pci and gives it to the driver that the kernel chooses. Says who holds it, if
+    /// anybody does, and then does nothing.
+    Unbind {
+        /// Which, as in 0000:00:03.0.
+        #[arg(value_name = "BDF")]
+        address: Address,
+    },
 }
 
 /// What a drive is made of: options of `outboard-server nvme`, and keys of a `[[drive]]`.
@@ -249,6 +304,21 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_physical_drive_is_named_by_its_address() {
+        let parse =
+            |arguments: &[&str]| Cli::try_parse_from([&["outboard-server", "vfio"], arguments].concat());
+        for command in ["bind", "unbind"] {
+            assert!(parse(&[command, "0000:00:03.0"]).is_ok());
+            assert!(parse(&[command, "00:03.0"]).is_ok());
+            assert!(parse(&[command]).is_err());
+            let error = parse(&[command, "nvme0"]).unwrap_err().to_string();
+            assert!(error.contains("\"nvme0\" is no address of a PCI function; give one as in"), "{error}");
+        }
+        assert!(parse(&["list", "--json"]).is_ok());
+        assert!(parse(&[]).is_err());
     }
 
     #[test]

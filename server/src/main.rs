@@ -8,12 +8,14 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use outboard_server::cli::{Cli, Command, DriveOptions, Nvme, Serve};
+use outboard_server::cli::{Cli, Command, DriveOptions, Nvme, Serve, Vfio, VfioCommand};
 use outboard_server::config;
 use outboard_server::control::{self, Served};
 use outboard_server::log::Log;
 use outboard_server::nvme::Drive;
 use outboard_server::snippet::{Vmm, snippet};
+use outboard_server::vfio::host::Host;
+use outboard_server::vfio::list;
 use outboard_vfio_user::memory::guard;
 use tracing::{Span, error_span};
 use tracing_subscriber::EnvFilter;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
         let result = match cli.command {
             Command::Nvme(arguments) => nvme(arguments),
             Command::Serve(arguments) => serve(arguments),
+            Command::Vfio(arguments) => vfio(arguments),
         };
         log.settle();
         result
@@ -72,6 +75,31 @@ fn serve(Serve { config: path, check, print: vmm, drive: only }: Serve) -> anyho
         return print(&texts.collect::<anyhow::Result<Vec<_>>>()?.join("\n"));
     }
     run(drives.into_iter().map(|drive| (format!("{}: ", drive.place), drive.options)).collect())
+}
+
+fn vfio(Vfio { command }: Vfio) -> anyhow::Result<()> {
+    let host = Host::default();
+    match command {
+        VfioCommand::List { json } => {
+            let drives = host.drives()?;
+            print(&if json { list::json(&drives) } else { list::text(&drives) })
+        }
+        VfioCommand::Bind { address } => {
+            let function = host.bind(address)?;
+            // What else is in the way is not this command's failure.
+            let next = function
+                .ready()
+                .map_or_else(|error| error.to_string(), |group| format!("/dev/vfio/{group} is its group"));
+            print(&format!("{address} is in the hands of vfio-pci. {next}\n"))
+        }
+        VfioCommand::Unbind { address } => {
+            let driver = host.unbind(address)?.driver;
+            print(&match driver {
+                Some(driver) => format!("{address} is driven by {driver}\n"),
+                None => format!("{address} was taken back, and no driver of this kernel takes it\n"),
+            })
+        }
+    }
 }
 
 /// What a VMM is told of a drive.

@@ -4,7 +4,9 @@
 //! and interrupts go from the kernel to the client's eventfds.
 //!
 //! * [`host`]: the functions of this machine, and how they are handed over and taken back.
+//! * [`list`]: what of them is shown.
 //! * [`areas`]: what of a BAR may be mapped.
 
 pub mod areas;
 pub mod host;
+pub mod list;
