@@ -14,7 +14,7 @@ use outboard_nvme::controller::{
     doorbell_write,
 };
 use outboard_vfio_user::client::{Client, Options, Sharing};
-use outboard_vfio_user::device::{Description, Device, Irq, Mappable, Region, Reply};
+use outboard_vfio_user::device::{Description, Device, Direct, Irq, Mappable, Region, Reply};
 use outboard_vfio_user::dma::{self, View};
 use outboard_vfio_user::memory::SharedMemory;
 use outboard_vfio_user::server::{self, Connection};
@@ -144,6 +144,7 @@ impl Drive {
             offset: 0,
             areas: vec![SparseArea { offset: PAGE as u64, size: PAGE as u64 }],
             msix: false,
+            direct: Direct::Granted,
         });
         let region =
             |size: usize| Region { size: size as u64, readable: true, writable: true, ..Region::default() };
@@ -154,7 +155,7 @@ impl Drive {
         let mut controller = Controller::new(options, vec![disk]).unwrap();
         let (plugs, plugged) = sync_channel::<Plug>(0);
         let drive = Self {
-            description: Description { regions, irqs: vec![Irq::default(); 5], resets: true },
+            description: Description { regions, irqs: vec![Irq::default(); 5], ..Description::pci() },
             registers: controller.registers(),
             bar,
             plugs,

@@ -8,7 +8,7 @@ use std::thread;
 
 use nix::errno::Errno;
 use outboard_pci::{Bar, BarIndex, BarKind, Builder, ConfigSpace, Effect, Express, Identity, Msix};
-use outboard_vfio_user::device::{Description, Device, Ioeventfd, Irq, Mappable, Region, Reply};
+use outboard_vfio_user::device::{Description, Device, Direct, Ioeventfd, Irq, Mappable, Region, Reply};
 use outboard_vfio_user::dma::{self, DmaError, Entry, Iova, View};
 use outboard_vfio_user::memory::SharedMemory;
 use outboard_vfio_user::server::Connection;
@@ -158,6 +158,7 @@ impl Plain {
                     offset: 0,
                     areas: areas.clone(),
                     msix: true,
+                    direct: Direct::Granted,
                 }),
                 ioeventfds: vec![ioeventfd(0x1000), ioeventfd(0x1008)],
                 ..plain(REGISTERS_SIZE)
@@ -174,7 +175,7 @@ impl Plain {
             description: Description {
                 regions: regions.collect(),
                 irqs: [1, 0, VECTORS, 1, 1].map(irq).to_vec(),
-                resets: true,
+                ..Description::pci()
             },
             config: Mutex::new(config_space()),
             registers: Mutex::new(vec![0; REGISTERS_SIZE as usize]),

@@ -16,7 +16,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, set
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::counters::Messages;
-use crate::wire::{Capabilities, Command, Reply, TwinSocket, Version};
+use crate::wire::{Capabilities, Command, IovaRanges, Reply, TwinSocket, Version};
 
 mod access;
 mod connection;
@@ -41,11 +41,15 @@ pub struct Options {
     pub timeout: Duration,
     /// Whether to ask for a second socket for the server's DMA_READ and DMA_WRITE.
     pub twin_socket: bool,
+    /// Whether to say that the guest writes the MSI-X table itself. What comes of it says [`Client::msix_direct`].
+    pub msix_direct: bool,
+    /// Whether to ask for [`Client::iova_ranges`].
+    pub iova_ranges: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(5), twin_socket: true }
+        Self { timeout: Duration::from_secs(5), twin_socket: true, msix_direct: false, iova_ranges: false }
     }
 }
 
@@ -111,6 +115,21 @@ impl Client {
     /// What the server can do.
     pub fn capabilities(&self) -> &Capabilities {
         &self.shared.capabilities
+    }
+
+    /// Whether interrupts work when the guest writes the MSI-X table itself, if that was proposed. `None`: the server
+    /// does not know the question, so the client writes the table.
+    pub fn msix_direct(&self) -> Option<bool> {
+        self.capabilities().msix_direct
+    }
+
+    /// Where DMA may lie: the first and the last address of each range, none if it does not matter. `None`: nobody
+    /// asked, or the server does not know the question.
+    pub fn iova_ranges(&self) -> Option<&[(u64, u64)]> {
+        match &self.capabilities().iova_ranges {
+            Some(IovaRanges::Usable(ranges)) => Some(ranges),
+            Some(IovaRanges::Asked(_)) | None => None,
+        }
     }
 
     /// Whether the server's commands come over a socket of their own.
@@ -179,6 +198,8 @@ impl Shared {
         if options.twin_socket {
             proposal.capabilities.twin_socket = Some(TwinSocket { supported: true, fd_index: None });
         }
+        proposal.capabilities.msix_direct = options.msix_direct.then_some(true);
+        proposal.capabilities.iova_ranges = options.iova_ranges.then_some(IovaRanges::Asked(true));
         let highest = proposal.minor;
         let patience = Patience::new(options.timeout);
         let mut answer = self.connection.call(&Command::Version(proposal), &[], patience)?;

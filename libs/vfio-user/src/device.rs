@@ -6,8 +6,9 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::dma;
+use crate::limits;
 use crate::server::Connection;
-use crate::wire::{IrqFlags, IrqIndex, SetIrqs, SparseArea};
+use crate::wire::{IrqFlags, IrqIndex, Offer, SetIrqs, SparseArea};
 
 /// How a region is mapped by clients.
 #[derive(Clone, Debug)]
@@ -22,6 +23,22 @@ pub struct Mappable {
     pub areas: Vec<SparseArea>,
     /// The pages of the MSI-X table are among them (VFIO_REGION_INFO_CAP_MSIX_MAPPABLE).
     pub msix: bool,
+    /// What is different for a client whose guest would write the table itself.
+    pub direct: Direct,
+}
+
+/// What a client may map whose guest writes the MSI-X table itself, and who said so in VERSION
+/// ([`crate::wire::Capabilities::msix_direct`]).
+#[derive(Clone, Debug, Default)]
+pub enum Direct {
+    /// What all others may: interrupts work that way.
+    #[default]
+    Granted,
+    /// They do not: the pages of the table are kept from it.
+    Withheld {
+        /// Instead of [`Mappable::areas`]; none means that nothing of the region is mapped.
+        areas: Vec<SparseArea>,
+    },
 }
 
 /// An ioeventfd of a region (GET_REGION_IO_FDS): a write of `size` bytes at `offset` signals it instead of
@@ -92,6 +109,13 @@ pub struct Description {
     pub irqs: Vec<Irq>,
     /// DEVICE_RESET works.
     pub resets: bool,
+    /// The sizes of pages that clients' memory may have, a bit each, none below 4 KiB.
+    pub pgsizes: u64,
+    /// How many maps a client may have; QEMU takes 65535 at most.
+    pub max_dma_maps: u32,
+    /// Where clients' DMA may lie, for those who ask: first and last address of each range, ascending. None says that
+    /// it does not matter.
+    pub iova_ranges: Vec<(u64, u64)>,
 }
 
 /// The region of the configuration space, behind those of BAR 0 to 5 and of the ROM (linux/vfio.h).
@@ -105,6 +129,25 @@ impl Description {
             regions: vec![Region::default(); 9],
             irqs: vec![Irq::default(), Irq::default(), Irq::default(), Irq::NOTICE, Irq::NOTICE],
             resets: true,
+            pgsizes: limits::PAGE_SIZES,
+            max_dma_maps: limits::DMA_MAPS,
+            iova_ranges: Vec::new(),
+        }
+    }
+
+    /// What a client is told in VERSION.
+    pub(crate) fn offer(&self) -> Offer {
+        let withheld = |region: &Region| {
+            region
+                .mappable
+                .as_ref()
+                .is_some_and(|mappable| matches!(mappable.direct, Direct::Withheld { .. }))
+        };
+        Offer {
+            pgsizes: self.pgsizes,
+            max_dma_maps: self.max_dma_maps,
+            msix_direct: !self.regions.iter().any(withheld),
+            iova_ranges: self.iova_ranges.clone(),
         }
     }
 

@@ -324,16 +324,17 @@ impl dma::Messages for Connection {
 /// # Errors
 /// [`ServeError`] when the session ended for another reason than the client's leaving.
 pub fn serve(stream: UnixStream, device: &dyn Device, messages: &Arc<Messages>) -> Result<(), ServeError> {
-    let counts: Vec<u32> = device.description().irqs.iter().map(|irq| irq.count).collect();
+    let description = device.description();
+    let counts: Vec<u32> = description.irqs.iter().map(|irq| irq.count).collect();
     let connection = Arc::new(Connection {
-        session: Mutex::new(Session::new(messages.clone(), Instant::now())),
+        session: Mutex::new(Session::new(messages.clone(), description.offer(), Instant::now())),
         socket: Socket::new(stream)?,
         twin: OnceLock::new(),
         buffer: Mutex::new(vec![0; limits::RECEIPT]),
         alarm: Arc::new(Alarm::new()?),
         thread: thread::current().id(),
         dma_over: Condvar::new(),
-        memory: Arc::new(dma::Table::new(limits::DMA_MAPS as usize)),
+        memory: Arc::new(dma::Table::new(description.max_dma_maps.min(limits::DMA_MAPS) as usize)),
         interrupts: Interrupts::new(&counts),
     });
     device.attach(&connection);

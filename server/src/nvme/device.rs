@@ -15,7 +15,7 @@ use outboard_pci::{
     PowerManagement,
 };
 use outboard_vfio_user::counters::Messages;
-use outboard_vfio_user::device::{CONFIG, Description, Device, Irq, Mappable, Region, Reply};
+use outboard_vfio_user::device::{CONFIG, Description, Device, Direct, Irq, Mappable, Region, Reply};
 use outboard_vfio_user::dma;
 use outboard_vfio_user::server::{Connection, serve};
 use outboard_vfio_user::wire::{IrqIndex, SparseArea};
@@ -227,7 +227,8 @@ fn config_space(layout: Layout, vectors: u16) -> Result<ConfigSpace, BuildError>
 }
 
 fn description(layout: Layout, vectors: u16, mode: DoorbellMode) -> Description {
-    let mappable = |areas, msix| Some(Mappable { file: None, offset: 0, areas, msix });
+    let mappable =
+        |areas, msix| Some(Mappable { file: None, offset: 0, areas, msix, direct: Direct::Granted });
     let mappable = match mode {
         DoorbellMode::Posted => None,
         DoorbellMode::Mapped => mappable(vec![SparseArea { offset: PAGE, size: layout.doorbells }], false),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
-use outboard_vfio_user::device::{Description, Device, Irq, Mappable, Region, Reply};
+use outboard_vfio_user::device::{Description, Device, Direct, Irq, Mappable, Region, Reply};
 use outboard_vfio_user::dma::{self, Entry, View};
 use outboard_vfio_user::limits;
 use outboard_vfio_user::memory::{Access, Mapping, SharedMemory};
@@ -49,12 +49,18 @@ impl Poller {
             size: 4096,
             readable: true,
             writable: true,
-            mappable: Some(Mappable { file: Some(file), offset: 0, areas: vec![], msix: false }),
+            mappable: Some(Mappable {
+                file: Some(file),
+                offset: 0,
+                areas: vec![],
+                msix: false,
+                direct: Direct::Granted,
+            }),
             ioeventfds: vec![],
         };
         let irq = Irq { count: 4, flags: IrqFlags::EVENTFD };
         let irqs = vec![Irq::default(), Irq::default(), irq];
-        let description = Description { regions: vec![bar], irqs, resets: false };
+        let description = Description { regions: vec![bar], irqs, resets: false, ..Description::pci() };
         Arc::new(Self { description, page, worker: Mutex::default() })
     }
 }
@@ -190,7 +196,7 @@ const REFUSED: u64 = 0xbad_0000;
 impl Late {
     pub(crate) fn new() -> Arc<Self> {
         let bar = Region { size: 4096, readable: true, writable: true, ..Region::default() };
-        let description = Description { regions: vec![bar], irqs: vec![], resets: true };
+        let description = Description { regions: vec![bar], irqs: vec![], ..Description::pci() };
         Arc::new(Self { description, kept: Mutex::default(), detached: AtomicBool::new(false) })
     }
 }

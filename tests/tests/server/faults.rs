@@ -19,7 +19,7 @@ use outboard_vfio_user::memory::Access;
 use outboard_vfio_user::server::{ServeError, serve};
 use outboard_vfio_user::session::server::SessionError;
 use outboard_vfio_user::wire::{
-    Command, CommandCode, DmaAccess, IrqAction, IrqData, IrqIndex, Query, RegionAccess, RegionWrite,
+    Command, CommandCode, DmaAccess, IrqAction, IrqData, IrqIndex, Offer, Query, RegionAccess, RegionWrite,
     RegionWrites, Reply, SetIrqs, Version,
 };
 
@@ -158,7 +158,10 @@ fn fault_19_counts_beyond_32_bits_are_refused() {
         let mut server = Client::new(theirs).unwrap();
         let version = server.receive().unwrap();
         server
-            .send_bytes(&Reply::Version(Version::proposal().answer()).encode(version.header.id()), &[])
+            .send_bytes(
+                &Reply::Version(Version::proposal().answer(&Offer::default())).encode(version.header.id()),
+                &[],
+            )
             .unwrap();
         let map = server.receive().unwrap();
         server.send_bytes(&Reply::Done(map.header.code()).encode(map.header.id()), &[]).unwrap();

@@ -14,7 +14,9 @@ use zerocopy::FromBytes;
 use nix::errno::Errno;
 
 use super::*;
-use crate::device::{Description, Device, Irq, Mappable, Region as DeviceRegion, Reply as DeviceReply};
+use crate::device::{
+    Description, Device, Direct, Irq, Mappable, Region as DeviceRegion, Reply as DeviceReply,
+};
 use crate::dma::{Access, Iova};
 use crate::dma::{Entry, Region as MemoryRegion};
 use crate::limits;
@@ -22,12 +24,13 @@ use crate::memory::SharedMemory;
 use crate::server::{self, Connection as ServerConnection};
 use crate::wire::{
     Backing, CommandCode, DeviceFlags, DeviceInfo, DmaAccess, DmaWrite, HEADER_SIZE, Header, IrqAction,
-    IrqData, IrqFlags, IrqIndex, RegionCapability, RegionFlags, RegionInfo, RegionWrite, SetIrqs, SparseArea,
-    encode_error,
+    IrqData, IrqFlags, IrqIndex, Offer, RegionCapability, RegionFlags, RegionInfo, RegionWrite, SetIrqs,
+    SparseArea, encode_error,
 };
 
 mod batch;
 mod descriptors;
+mod extensions;
 mod patience;
 mod twin;
 
@@ -50,11 +53,17 @@ impl Copier {
             size: 2 * PAGE as u64,
             readable: true,
             writable: true,
-            mappable: Some(Mappable { file: Some(file), offset: 0, areas: vec![area], msix: true }),
+            mappable: Some(Mappable {
+                file: Some(file),
+                offset: 0,
+                areas: vec![area],
+                msix: true,
+                direct: Direct::Granted,
+            }),
             ioeventfds: Vec::new(),
         };
         let irq = Irq { count: 40, flags: IrqFlags::EVENTFD };
-        let description = Description { regions: vec![region; 9], irqs: vec![irq; 5], resets: true };
+        let description = Description { regions: vec![region; 9], irqs: vec![irq; 5], ..Description::pci() };
         Self { description, memory, connection: Mutex::new(None) }
     }
 }
@@ -107,10 +116,13 @@ fn with_server<R>(test: impl FnOnce(&Client) -> R) -> R {
 }
 
 fn with_server_and<R>(options: Options, test: impl FnOnce(&Client) -> R) -> R {
+    with_device(&Copier::new(), options, test)
+}
+
+fn with_device<R>(device: &Copier, options: Options, test: impl FnOnce(&Client) -> R) -> R {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let device = Copier::new();
     thread::scope(|scope| {
-        scope.spawn(|| server::serve(theirs, &device, &Arc::default()).unwrap());
+        scope.spawn(|| server::serve(theirs, device, &Arc::default()).unwrap());
         let client = Client::new(ours, options).unwrap();
         test(&client)
     })
@@ -293,10 +305,17 @@ fn read_message(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
 
 fn answer_version(stream: &mut UnixStream) {
     let (header, _) = read_message(stream).unwrap();
-    stream.write_all(&Reply::Version(Version::proposal().answer()).encode(header.id())).unwrap();
+    stream
+        .write_all(&Reply::Version(Version::proposal().answer(&Offer::default())).encode(header.id()))
+        .unwrap();
 }
 
-const IMPATIENT: Options = Options { timeout: Duration::from_millis(300), twin_socket: false };
+const IMPATIENT: Options = Options {
+    timeout: Duration::from_millis(300),
+    twin_socket: false,
+    msix_direct: false,
+    iova_ranges: false,
+};
 
 type Lie = fn(&Header, &[u8]) -> Vec<u8>;
 

@@ -10,7 +10,7 @@ use nix::sys::stat::{SFlag, fstat};
 use nix::sys::statfs::{FUSE_SUPER_MAGIC, fstatfs};
 
 use super::Connection;
-use crate::device::{Device, Mappable, Region, Reply};
+use crate::device::{Device, Direct, Mappable, Region, Reply};
 use crate::dma;
 use crate::limits;
 use crate::memory::Mapping;
@@ -18,7 +18,7 @@ use crate::session::server::{Request, Ticket};
 use crate::wire::{
     Backing, Capabilities, Command, CommandCode, DeviceFlags, DeviceInfo, DmaMap, DmaUnmap, IoFd, IoFdKind,
     IoFds, IrqInfo, Query, RegionAccess, RegionCapability, RegionFlags, RegionInfo, RegionWrites,
-    Reply as WireReply, UnmapTarget,
+    Reply as WireReply, SparseArea, UnmapTarget,
 };
 
 /// Executes a command, or begins to: its answer finds its own way.
@@ -43,7 +43,9 @@ pub(super) fn execute(connection: &Arc<Connection>, device: &dyn Device, mut req
             connection.finish(ticket, Ok((WireReply::Info(info), vec![])));
         }
         Command::GetRegionInfo(query) => {
-            let answer = region(device, query.index).and_then(|region| region_info(device, region, query));
+            let direct = connection.session().client().is_some_and(Capabilities::writes_msix);
+            let answer =
+                region(device, query.index).and_then(|region| region_info(device, region, query, direct));
             connection.finish(ticket, answer);
         }
         Command::GetRegionIoFds(query) => {
@@ -120,12 +122,22 @@ fn region(device: &dyn Device, index: u32) -> Result<&Region, Errno> {
     device.description().regions.get(index as usize).ok_or(Errno::EINVAL)
 }
 
-fn region_info(device: &dyn Device, region: &Region, query: Query) -> Answer<'static> {
+/// What of a region a client may map, and whether the MSI-X table is among it; `direct`: its guest would write that.
+fn offered(mappable: &Mappable, direct: bool) -> Option<(&[SparseArea], bool)> {
+    match &mappable.direct {
+        Direct::Withheld { areas } if direct => (!areas.is_empty()).then_some((areas, false)),
+        _ => Some((&mappable.areas, mappable.msix)),
+    }
+}
+
+fn region_info(device: &dyn Device, region: &Region, query: Query, direct: bool) -> Answer<'static> {
+    let mappable = region.mappable.as_ref();
+    let mappable = mappable.and_then(|mappable| Some((mappable, offered(mappable, direct)?)));
     let mut flags = RegionFlags::default();
     for (set, flag) in [
         (region.readable, RegionFlags::READ),
         (region.writable, RegionFlags::WRITE),
-        (region.mappable.is_some(), RegionFlags::MMAP),
+        (mappable.is_some(), RegionFlags::MMAP),
     ] {
         if set {
             flags = flags.union(flag);
@@ -133,12 +145,12 @@ fn region_info(device: &dyn Device, region: &Region, query: Query) -> Answer<'st
     }
     let mut info = RegionInfo { index: query.index, flags, size: region.size, ..RegionInfo::default() };
     let mut descriptors = Vec::new();
-    if let Some(Mappable { file, offset, areas, msix }) = &region.mappable {
+    if let Some((Mappable { file, offset, .. }, (areas, msix))) = mappable {
         info.file_offset = *offset;
         if !areas.is_empty() {
-            info.capabilities.push(RegionCapability::SparseMmap(areas.clone()));
+            info.capabilities.push(RegionCapability::SparseMmap(areas.to_vec()));
         }
-        if *msix {
+        if msix {
             info.capabilities.push(RegionCapability::MsixMappable);
         }
         // With the reply that the client can use, not with the one that only says how much room it needs.

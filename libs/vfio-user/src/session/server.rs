@@ -19,7 +19,7 @@ use crate::counters::Messages;
 use crate::limits;
 use crate::transport::{FrameError, Framer, Message, Outbox};
 use crate::wire::{
-    Capabilities, Command, CommandCode, DmaAccess, DmaWrite, Header, Kind, Reply, TwinSocket, Version,
+    Capabilities, Command, CommandCode, DmaAccess, DmaWrite, Header, Kind, Offer, Reply, TwinSocket, Version,
     encode_error,
 };
 
@@ -140,6 +140,8 @@ pub struct DmaId(u16);
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
+    /// What the device is, for the answer to VERSION.
+    offer: Offer,
     framer: Framer,
     /// When the client connected; once it has negotiated, when something last came of it.
     heard: Instant,
@@ -166,10 +168,12 @@ struct Twin {
 }
 
 impl Session {
-    /// A session that waits for VERSION from `now` on; `messages` counts what crosses the socket, either way.
-    pub fn new(messages: Arc<Messages>, now: Instant) -> Self {
+    /// A session that waits for VERSION from `now` on and answers it with `offer`; `messages` counts what crosses the
+    /// socket, either way.
+    pub fn new(messages: Arc<Messages>, offer: Offer, now: Instant) -> Self {
         Self {
             phase: Phase::Opening,
+            offer,
             framer: Framer::new(),
             heard: now,
             waiting: VecDeque::new(),
@@ -331,7 +335,7 @@ impl Session {
 
     fn negotiate(&mut self, header: &Header, version: &Version, now: Instant) {
         if !is_posted(header) {
-            let mut answer = version.answer();
+            let mut answer = version.answer(&self.offer);
             let mut descriptors = Vec::new();
             if let Some(theirs) = self.twin_for(&version.capabilities) {
                 answer.capabilities.twin_socket = Some(TwinSocket { supported: true, fd_index: Some(0) });

@@ -30,7 +30,7 @@ pub use error::{DecodeError, ReplyError};
 pub use header::{CommandCode, HEADER_SIZE, Header, Kind};
 pub use irq::{IrqAction, IrqData, IrqFlags, IrqIndex, IrqInfo, SetIrqs};
 pub use reply::{Reply, encode_error};
-pub use version::{Capabilities, TwinSocket, Version};
+pub use version::{Capabilities, IovaRanges, Offer, TwinSocket, Version};
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 

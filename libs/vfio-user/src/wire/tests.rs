@@ -63,9 +63,20 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
         option::of(any::<u64>()),
         option::of(any::<bool>()),
         option::of(twin),
+        option::of(any::<bool>()),
+        option::of(iova_ranges()),
     )
         .prop_map(
-            |(max_msg_fds, max_data_xfer_size, max_dma_maps, pgsizes, write_multiple, twin_socket)| {
+            |(
+                max_msg_fds,
+                max_data_xfer_size,
+                max_dma_maps,
+                pgsizes,
+                write_multiple,
+                twin_socket,
+                msix_direct,
+                iova_ranges,
+            )| {
                 Capabilities {
                     max_msg_fds,
                     max_data_xfer_size,
@@ -73,9 +84,19 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
                     pgsizes,
                     write_multiple,
                     twin_socket,
+                    msix_direct,
+                    iova_ranges,
                 }
             },
         )
+}
+
+fn iova_ranges() -> impl Strategy<Value = IovaRanges> {
+    let range = any::<(u64, u64)>().prop_map(|(one, other)| (one.min(other), one.max(other)));
+    prop_oneof![
+        any::<bool>().prop_map(IovaRanges::Asked),
+        proptest::collection::vec(range, 0..20).prop_map(IovaRanges::Usable),
+    ]
 }
 
 fn version() -> impl Strategy<Value = Version> {
@@ -391,12 +412,16 @@ fn replies_have_the_sizes_that_clients_expect() {
 #[test]
 fn our_capabilities_fit_into_qemus_buffer() {
     let asked = Version { minor: 0, capabilities: Capabilities::default() };
-    let message = Reply::Version(asked.answer()).encode(0);
+    let message = Reply::Version(asked.answer(&Offer::default())).encode(0);
     // Header, version, 193 characters and a NUL.
     assert!(message.len() <= 16 + 4 + 193 + 1, "{}", message.len());
     assert_eq!(message.last(), Some(&0));
-    assert_eq!(asked.answer().minor, 0);
-    assert_eq!(Version { minor: 9, ..asked }.answer().minor, 1);
+    // And so do those of a device behind an IOMMU that says yes to everything.
+    let wide = Offer { pgsizes: !0xfff, iova_ranges: vec![(0, u64::MAX); 100], ..Offer::default() };
+    let message = Reply::Version(asked.answer(&wide)).encode(0);
+    assert!(message.len() <= 16 + 4 + 193 + 1, "{}", message.len());
+    assert_eq!(asked.answer(&Offer::default()).minor, 0);
+    assert_eq!(Version { minor: 9, ..asked }.answer(&Offer::default()).minor, 1);
 }
 
 /// QEMU, which asks for REGION_WRITE_MULTI with minor version 0, queues all that it sends when it gets it.
@@ -406,8 +431,50 @@ fn many_writes_in_one_message_are_for_those_who_ask() {
         [(0, Some(true), None), (1, None, None), (1, Some(false), None), (1, Some(true), Some(true))]
     {
         let capabilities = Capabilities { write_multiple, ..Capabilities::default() };
-        assert_eq!(Version { minor, capabilities }.answer().capabilities.write_multiple, answer);
+        assert_eq!(
+            Version { minor, capabilities }.answer(&Offer::default()).capabilities.write_multiple,
+            answer
+        );
     }
+}
+
+#[test]
+fn extensions_are_answered_to_those_who_proposed_them() {
+    let msi_window = vec![(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
+    let offer = Offer {
+        pgsizes: 0x4020_1000,
+        max_dma_maps: 100,
+        msix_direct: false,
+        iova_ranges: msi_window.clone(),
+    };
+    let answer = |text: &str| {
+        let capabilities = decode_version(text.as_bytes()).unwrap();
+        let Version { capabilities, .. } = Version { minor: 0, capabilities }.answer(&offer);
+        assert_eq!((capabilities.pgsizes, capabilities.max_dma_maps), (Some(0x4020_1000), Some(100)));
+        let text = Reply::Version(Version { minor: 0, capabilities: capabilities.clone() }).encode(0);
+        (
+            capabilities.msix_direct,
+            capabilities.iova_ranges,
+            String::from_utf8_lossy(&text[20..]).into_owned(),
+        )
+    };
+    let proposal = |keys: &str| format!("{{\"capabilities\":{{{keys}}}}}\0");
+
+    let (direct, ranges, text) = answer(&proposal(""));
+    assert_eq!((direct, ranges), (None, None));
+    assert!(!text.contains("outboard"), "{text}");
+
+    let no = "\"x-outboard-msix-direct\":false,\"x-outboard-iova-ranges\":false";
+    let (direct, ranges, _) = answer(&proposal(no));
+    assert_eq!((direct, ranges), (None, None), "who says no does not ask");
+
+    let (direct, ranges, text) = answer(&proposal("\"x-outboard-msix-direct\":true"));
+    assert_eq!((direct, ranges), (Some(false), None));
+    assert!(text.contains("\"x-outboard-msix-direct\":false"), "{text}");
+
+    let (direct, ranges, text) = answer(&proposal("\"x-outboard-iova-ranges\":true"));
+    assert_eq!((direct, ranges), (None, Some(IovaRanges::Usable(msi_window))));
+    assert!(text.contains("\"x-outboard-iova-ranges\":[[0,4276092927],[4277141504,549755813887]]"), "{text}");
 }
 
 fn decode_version(text: &[u8]) -> Result<Capabilities, DecodeError> {
@@ -453,6 +520,9 @@ fn capabilities_that_mean_nothing_are_refused() {
         "{\"capabilities\":{\"max_data_xfer_size\":99999999999999999999}}\0",
         "{\"capabilities\":{\"pgsizes\":4096.5}}\0",
         "{\"capabilities\":{\"write_multiple\":1}}\0",
+        "{\"capabilities\":{\"x-outboard-msix-direct\":1}}\0",
+        "{\"capabilities\":{\"x-outboard-iova-ranges\":[[1]]}}\0",
+        "{\"capabilities\":{\"x-outboard-iova-ranges\":[[2,1]]}}\0",
         &deep,
         &long,
     ] {

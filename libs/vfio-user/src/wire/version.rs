@@ -51,6 +51,48 @@ pub struct Capabilities {
     /// A second socket for the server's commands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub twin_socket: Option<TwinSocket>,
+    /// An extension of ours. From a client: its guest writes the MSI-X table itself. From a server, which says it only
+    /// to such a client: whether interrupts work that way.
+    #[serde(rename = "x-outboard-msix-direct", skip_serializing_if = "Option::is_none")]
+    pub msix_direct: Option<bool>,
+    /// An extension of ours: where a client's DMA may lie.
+    #[serde(rename = "x-outboard-iova-ranges", skip_serializing_if = "Option::is_none")]
+    pub iova_ranges: Option<IovaRanges>,
+}
+
+/// Where a client's DMA may lie: the question, and the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum IovaRanges {
+    /// From a client: whether it asks.
+    Asked(bool),
+    /// From a server, to who asked: the first and the last address of each range, ascending; none if it does not matter.
+    Usable(Vec<(u64, u64)>),
+}
+
+/// What a server says of its device in its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// As [`Capabilities::pgsizes`].
+    pub pgsizes: u64,
+    /// As [`Capabilities::max_dma_maps`].
+    pub max_dma_maps: u32,
+    /// Whether a guest may write the MSI-X table itself.
+    pub msix_direct: bool,
+    /// As in [`IovaRanges::Usable`].
+    pub iova_ranges: Vec<(u64, u64)>,
+}
+
+impl Default for Offer {
+    /// Of a device that is not behind an IOMMU.
+    fn default() -> Self {
+        Self {
+            pgsizes: limits::PAGE_SIZES,
+            max_dma_maps: limits::DMA_MAPS,
+            msix_direct: true,
+            iova_ranges: Vec::new(),
+        }
+    }
 }
 
 /// A second socket for the server's commands.
@@ -78,8 +120,7 @@ impl Capabilities {
             max_data_xfer_size: Some(limits::DATA_TRANSFER.into()),
             max_dma_maps: Some(limits::DMA_MAPS.into()),
             pgsizes: Some(limits::PAGE_SIZES),
-            write_multiple: None,
-            twin_socket: None,
+            ..Self::default()
         }
     }
 
@@ -105,6 +146,11 @@ impl Capabilities {
     /// SPDK's initiator take every message for the reply that they wait for, and are known by what they leave out.
     pub fn serve_dma(&self) -> bool {
         self.pgsizes.is_some()
+    }
+
+    /// Whether the peer, a client, says that its guest writes the MSI-X table itself.
+    pub fn writes_msix(&self) -> bool {
+        self.msix_direct == Some(true)
     }
 
     fn parse(text: &[u8]) -> Result<Self, DecodeError> {
@@ -138,6 +184,11 @@ impl Capabilities {
         if self.max_data_xfer_size == Some(0) {
             return Err(DecodeError::CapabilityValue { name: "max_data_xfer_size", value: 0 });
         }
+        if let Some(IovaRanges::Usable(ranges)) = &self.iova_ranges
+            && let Some(&(first, _)) = ranges.iter().find(|(first, last)| first > last)
+        {
+            return Err(DecodeError::CapabilityValue { name: "x-outboard-iova-ranges", value: first });
+        }
         Ok(self)
     }
 }
@@ -148,12 +199,22 @@ impl Version {
         Self { minor: MINOR, capabilities: Capabilities::ours() }
     }
 
-    /// What a server answers: the lesser minor version (QEMU takes 0 only), and what we can do.
+    /// What a server answers: the lesser minor version (QEMU takes 0 only), and what we and the device can do.
     ///
-    /// That REGION_WRITE_MULTI is among it, only those who ask for it hear, and not QEMU, which has minor version 0.
-    pub fn answer(&self) -> Self {
-        let asked = self.minor > 0 && self.capabilities.write_multiple == Some(true);
-        let capabilities = Capabilities { write_multiple: asked.then_some(true), ..Capabilities::ours() };
+    /// That REGION_WRITE_MULTI is among it, only those who ask for it hear, and not QEMU, which has minor version 0; and
+    /// the extensions are for those who proposed them.
+    pub fn answer(&self, offer: &Offer) -> Self {
+        let Capabilities { write_multiple, ref iova_ranges, .. } = self.capabilities;
+        let asked = self.minor > 0 && write_multiple == Some(true);
+        let ranges = *iova_ranges == Some(IovaRanges::Asked(true));
+        let capabilities = Capabilities {
+            pgsizes: Some(offer.pgsizes),
+            max_dma_maps: Some(offer.max_dma_maps.into()),
+            write_multiple: asked.then_some(true),
+            msix_direct: self.capabilities.writes_msix().then_some(offer.msix_direct),
+            iova_ranges: ranges.then(|| IovaRanges::Usable(offer.iova_ranges.clone())),
+            ..Capabilities::ours()
+        };
         Self { minor: self.minor.min(MINOR), capabilities }
     }
 

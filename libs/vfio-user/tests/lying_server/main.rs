@@ -250,7 +250,8 @@ fn check(calls: &[Vec<Call>], lies: Vec<Lie>, twin: bool) {
     let (look, places) = channel();
     let liar = thread::spawn(move || Server::new(theirs, lies, places).run(twin));
     // Patient on a busy machine, except where it is about patience.
-    let patient = Client::new(ours, Options { timeout: PATIENCE, twin_socket: twin }).unwrap();
+    let patient =
+        Client::new(ours, Options { timeout: PATIENCE, twin_socket: twin, ..Options::default() }).unwrap();
     let client = patient.with_timeout(TIMEOUT);
     let count = CALLERS * CALLS * BATCH;
     let memory = SharedMemory::new("guest", (count * PAGE) as usize).unwrap();

@@ -4,7 +4,8 @@ use super::*;
 use crate::transport::{Framer, Message, Received, Socket};
 use crate::wire::{Capabilities, Kind};
 
-const TWIN: Options = Options { timeout: Duration::from_secs(5), twin_socket: true };
+const TWIN: Options =
+    Options { timeout: Duration::from_secs(5), twin_socket: true, msix_direct: false, iova_ranges: false };
 
 fn send(socket: &Socket, message: &[u8], descriptors: &[OwnedFd]) {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();

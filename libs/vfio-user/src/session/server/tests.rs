@@ -178,7 +178,7 @@ impl Model {
         let (ours, client) = UnixStream::pair().unwrap();
         let now = Instant::now();
         Self {
-            session: Session::new(Arc::default(), now),
+            session: Session::new(Arc::default(), Offer::default(), now),
             begin: now,
             now,
             opened: false,
@@ -415,7 +415,7 @@ proptest! {
 }
 
 fn open(now: Instant) -> Session {
-    let mut session = Session::new(Arc::default(), now);
+    let mut session = Session::new(Arc::default(), Offer::default(), now);
     session.receive(&message(Content::Version, 0, false), vec![], now);
     assert!(session.next_request(now).unwrap().is_none());
     session
@@ -509,7 +509,7 @@ fn a_client_has_to_negotiate_in_time() {
     let version = message(Content::Version, 0, false);
     // Not a byte, and one every second.
     for pieces in [0, 9] {
-        let mut session = Session::new(Arc::default(), begin);
+        let mut session = Session::new(Arc::default(), Offer::default(), begin);
         assert_eq!(session.deadline(), Some(begin + limits::HANDSHAKE));
         for (second, byte) in version[..pieces].iter().enumerate() {
             let now = begin + Duration::from_secs(second as u64 + 1);
