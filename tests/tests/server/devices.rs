@@ -297,7 +297,7 @@ fn an_unmap_that_never_ends_ends_the_session() {
     client.send(&unmap(STUCK, 0x1000), &[]).unwrap();
     client.expect_end().unwrap();
     let took = begin.elapsed();
-    assert!((limits::REPLY..Duration::from_millis(4500)).contains(&took), "{took:?}");
+    assert!((limits::REPLY..limits::REPLY * 2).contains(&took), "{took:?}");
     let error = served.outcome().unwrap_err();
     assert!(
         matches!(
@@ -478,18 +478,19 @@ fn a_stream_that_breaks_during_dma_ends_the_session() {
 /// A DMA message that is never answered ends the session in time, with the cause.
 #[test]
 fn an_unanswered_dma_message_ends_the_session() {
-    let begin = Instant::now();
     let sessions = COPIES.map(|region| {
         let (client, served) = open(&Plain::new());
         let mut guest = Guest::new(client);
+        let asked = Instant::now();
         guest.copy(region, 0, 0x1000, 64);
         guest.next().unwrap();
-        (guest, served)
+        (guest, served, asked)
     });
-    for (mut guest, served) in sessions {
+    for (mut guest, served, asked) in sessions {
         let error = served.outcome().unwrap_err();
-        let took = begin.elapsed();
-        assert!((limits::REPLY - LATE..Duration::from_millis(4500)).contains(&took), "{took:?}");
+        // Twice the limit: a loaded machine is late, a limit that does not act is not there at all.
+        let took = asked.elapsed();
+        assert!((limits::REPLY - LATE..limits::REPLY * 2).contains(&took), "{took:?}");
         assert!(
             matches!(
                 error,

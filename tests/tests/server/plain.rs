@@ -93,7 +93,7 @@ fn nothing_is_sent_after_the_limit() {
     let late = std::mem::take(&mut *device.held.lock().unwrap());
     client.expect_end().unwrap();
     let took = begin.elapsed();
-    assert!((limits::REPLY..Duration::from_millis(4500)).contains(&took), "{took:?}");
+    assert!((limits::REPLY..limits::REPLY * 2).contains(&took), "{took:?}");
     late.into_iter().for_each(|reply| reply.ok(vec![0; 4]));
     let error = served.outcome().unwrap_err();
     assert!(
