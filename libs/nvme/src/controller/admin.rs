@@ -278,9 +278,9 @@ impl<H: Host, D: Disk<H>> Controller<H, D> {
             (NvmOpcode::WRITE_UNCORRECTABLE, supported.with_data_change(true)),
             (NvmOpcode::WRITE, supported.with_data_change(true)),
             (NvmOpcode::WRITE_ZEROES, supported.with_data_change(true)),
-            (NvmOpcode::DATASET_MANAGEMENT, supported.with_data_change(true)),
         ];
-        for (opcode, effects) in io {
+        let deallocate = (NvmOpcode::DATASET_MANAGEMENT, supported.with_data_change(true));
+        for (opcode, effects) in io.into_iter().chain(self.disks.deallocate().then_some(deallocate)) {
             if let Some(place) = log.io.get_mut(usize::from(opcode.0)) {
                 *place = effects;
             }

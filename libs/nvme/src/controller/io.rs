@@ -104,6 +104,11 @@ impl<D> Disks<D> {
         self.namespaces.iter().any(|namespace| namespace.geometry.volatile_cache)
     }
 
+    /// Whether some disk deallocates: without one there is no Dataset Management (ONCS bit 2).
+    pub(super) fn deallocate(&self) -> bool {
+        self.namespaces.iter().any(|namespace| namespace.geometry.deallocates)
+    }
+
     /// Starts a command; `write_cache` is the feature's value. The caller has seen that a slot is available.
     #[inline]
     pub(super) fn start<H: Host>(
@@ -116,6 +121,9 @@ impl<D> Disks<D> {
     where
         D: Disk<H>,
     {
+        if NvmOpcode(entry.opcode) == NvmOpcode::DATASET_MANAGEMENT && !self.deallocate() {
+            return Err(Status::INVALID_OPCODE);
+        }
         let tag = self.slots.next_tag().ok_or(Status::INTERNAL_ERROR)?;
         let namespace = index(origin.nsid).and_then(|index| self.namespaces.get_mut(index));
         let Some(namespace) = namespace else {

@@ -346,8 +346,9 @@ fn unsafe_shutdowns_are_those_without_notice() {
 /// Commands Supported and Effects: exactly what is executed.
 #[test]
 fn what_is_said_to_be_supported_is_and_nothing_else() {
-    for shadow_doorbells in [false, true] {
-        let disk = RamDisk::new(1024, 9, Pace::AtOnce);
+    for (shadow_doorbells, deallocates) in [(false, true), (true, false)] {
+        let mut disk = RamDisk::new(1024, 9, Pace::AtOnce);
+        disk.geometry.deallocates = deallocates;
         let options = Options { shadow_doorbells, ..Options::default() };
         let (mut machine, mut pairs) = Machine::enabled(options, vec![disk], 1, 16);
         log(&mut machine, LogPageId::COMMANDS_SUPPORTED, 0, 4096, false).unwrap();
@@ -379,6 +380,7 @@ fn what_is_said_to_be_supported_is_and_nothing_else() {
         assert_eq!(offered.write_uncorrectable(), supported(NvmOpcode::WRITE_UNCORRECTABLE));
         assert_eq!(offered.write_zeroes(), supported(NvmOpcode::WRITE_ZEROES));
         assert_eq!(offered.dataset_management(), supported(NvmOpcode::DATASET_MANAGEMENT));
+        assert_eq!(offered.dataset_management(), deallocates);
         let supported = |opcode: AdminOpcode| said.admin[usize::from(opcode.0)].supported();
         let offered = identity.admin_commands;
         assert_eq!(offered.doorbell_buffer(), supported(AdminOpcode::DOORBELL_BUFFER_CONFIG));
