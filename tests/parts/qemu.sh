@@ -2,6 +2,7 @@
 # shellcheck shell=bash
 source "$here/qemu/scenario.sh"
 source "$here/qemu/files.sh"
+source "$here/qemu/commands.sh"
 source "$here/qemu/kills.sh"
 source "$here/qemu/told.sh"
 
@@ -15,6 +16,10 @@ done
 
 # QEMU lays its own MSI-X table over the one that is mapped.
 scenario files.whole-bar.4096 keeps_files whole-bar 4096
+
+# Formatted to the other block size.
+scenario commands.mapped obeys_commands mapped 512 1 4096
+scenario commands.posted obeys_commands posted 4096 0 512
 
 # The server killed under fsync'ed writes, QEMU killed under load: the whole counts with --full.
 scenario kill_server.posted keeps_what_was_synced posted "$(share 5 2)"

@@ -2,27 +2,7 @@
 # Variables: serial, image_bytes, block_size.
 # shellcheck shell=dash disable=SC2154
 
-# field NAME: of nvme-cli's "name : value" lines in /tmp/answer.
-field() { sed -n "s/^$1[[:space:]]*:[[:space:]]*//p" /tmp/answer | sed 's/[[:space:]]*$//' | head -n 1; }
-
-# answers WHAT COMMAND…: leaves the command's answer in /tmp/answer.
-answers() {
-  what=$1
-  shift
-  if "$@" >/tmp/answer 2>&1; then
-    pass "nvme $what answers"
-  else
-    fail "nvme $what answers (exit code $?)"
-    cat /tmp/answer
-  fi
-}
-
-# holds WHAT TEST-EXPRESSION…
-holds() {
-  what=$1
-  shift
-  if test "$@"; then pass "$what"; else fail "$what: $*"; fi
-}
+. /guest/nvme.sh
 
 identify_controller() {
   answers id-ctrl nvme id-ctrl /dev/nvme0
