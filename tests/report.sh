@@ -41,3 +41,6 @@ compare() {
 share() { if [ "$extent" = full ]; then echo "$1"; else echo "$2"; fi; }
 
 count() { if [ -e "$outcomes/$1" ]; then wc -l <"$outcomes/$1"; else echo 0; fi; }
+
+# The middle one of the numbers that come in, a line each.
+median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }

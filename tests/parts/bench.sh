@@ -14,8 +14,6 @@ spdk() {
   esac
 }
 
-median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
-
 # measure NAMESPACE DEPTHS: IOPS and messages per I/O, a line a depth: "DEPTH IOPS MESSAGES".
 measure() {
   local socket=$work/drive.sock server

@@ -103,7 +103,8 @@ guest_says() {
   esac
 }
 
-guest_go() { echo go >&"$to_guest"; }
+# guest_go [WORD]: which `pause` reads.
+guest_go() { echo "${1:-go}" >&"$to_guest"; }
 
 # Waits until the guest has powered off.
 guest_end() {

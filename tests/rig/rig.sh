@@ -33,7 +33,7 @@ rig_start() {
   local number guests=$initramfs initramfs=$rig_initramfs kernel=$tree/kernels/backports/vmlinuz
   memory=(-m "$rig_memory")
   mkdir "$work/shared"
-  cp "$guests" "$work/shared/initramfs"
+  zcat "$guests" >"$work/shared/initramfs" # unpacked: the rig's guests would take seconds for it
   options=(-no-reboot -machine kernel-irqchip=split "${iommu[@]}"
     -virtfs "local,path=$tree,mount_tag=tree,security_model=none,readonly=on,multidevs=remap"
     -virtfs "local,path=$PWD,mount_tag=checkout,security_model=none,readonly=on,multidevs=remap"
@@ -54,5 +54,17 @@ on_rig() {
   failed=$(count failed)
   rig_start "$script" "$@"
   guest_until end "$seconds"
-  [ "$(count failed)" -eq "$failed" ] || { echo "---- the rig's console"; tail -n 80 "$console"; echo "----"; }
+  [ "$(count failed)" -eq "$failed" ] || rig_logs
+}
+
+# What there is to tell why it failed.
+rig_logs() {
+  local log
+  echo "---- the rig's console"
+  tail -n 80 "$console"
+  find "$work/shared" -mindepth 2 -type f -size +0 | sort | while read -r log; do
+    echo "---- ${log#"$work/shared/"}"
+    tail -n 20 "$log"
+  done
+  echo "----"
 }

@@ -3,15 +3,13 @@
 # shellcheck shell=bash
 set -euo pipefail
 cd /srv
-here=/srv/tests tree='' from_tree=() initramfs=/mnt/initramfs kernel=/kernels/cloud/vmlinuz
+here=/srv/tests tree='' from_tree=() initramfs=/run/initramfs kernel=/kernels/cloud/vmlinuz
 source "$here/report.sh"
 source "$here/qemu/machine.sh"
 source "$here/qemu/drive.sh"
-processor=(-accel kvm -cpu host -smp 2) memory=("${shared_memory[@]}") options=(-no-reboot) drive=()
-qemu='' server='' scenario=$script
-outcomes=/run/outcomes work=/run/work
-mkdir -p $outcomes $work
-trap 'kill -KILL $qemu $server 2>/dev/null || true' EXIT
+qemu='' server='' scenario=$script outcomes=/run/outcomes
+mkdir -p $outcomes
+cp /mnt/initramfs $initramfs # there, each start of a guest would fetch it anew
 
 # What is said goes to the host.
 say() { echo "step $*" >&3; }
@@ -20,5 +18,7 @@ fail() { echo "fail $*" >&3; echo "$*" >>$outcomes/failed; }
 figure() { echo "figure $*" >&3; }
 
 source "$here/rig/host.sh"
+new_guest "$script"
+trap 'kill -KILL $qemu $server 2>/dev/null || true; keep_logs' EXIT
 source "$here/rig/machine/$script.sh"
 check "$script: the IOMMU logs no fault" no_dma_fault

@@ -18,10 +18,10 @@ check() {
   fi
 }
 
-# pause NAME: waits until the host, told that NAME is reached, says to go on.
+# pause NAME: waits until the host, told that NAME is reached, says to go on; what it said is left in `answer`.
 pause() {
   echo "pause $1" >/dev/ttyS1
-  read -r _ </dev/ttyS1
+  read -r answer </dev/ttyS1
 }
 
 # The drive, once its driver has found it.
