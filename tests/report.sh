@@ -44,3 +44,4 @@ count() { if [ -e "$outcomes/$1" ]; then wc -l <"$outcomes/$1"; else echo 0; fi;
 
 # The middle one of the numbers that come in, a line each.
 median() { sort -g | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN { print a / b }'; }

@@ -44,8 +44,6 @@ crossings() {
   esac
 }
 
-ratio() { awk -v a="$1" -v b="$2" 'BEGIN { print a / b }'; }
-
 # What the server costs while the guest asks nothing of it.
 idle_cost() {
   local start

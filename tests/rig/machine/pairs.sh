@@ -2,9 +2,6 @@
 # server, and by our server without anything mapped. All are kept running; the runs of a pair follow each other.
 # shellcheck shell=bash
 
-# ratio A B
-ratio() { awk -v a="$1" -v b="$2" 'BEGIN { print a / b }'; }
-
 # The interval that holds the median of what the numbers in FILE are a sample of, with a probability of 95% or more (for
 # six numbers and more): the k-th from either end, by the binomial distribution.
 interval() {
