@@ -262,7 +262,9 @@ fn posted_doorbells_cost_messages_unless_there_are_shadows() {
     let plain = figures(false, DoorbellAccess::Any, false, Sharing::Descriptor);
     assert!(plain.ios > 100 && plain.messages_per_io > 0.1, "{plain:?}");
     let shadow = figures(false, DoorbellAccess::Posted, true, Sharing::Descriptor);
-    assert!(shadow.ios > 100 && shadow.messages_per_io < 0.01, "{shadow:?}");
+    // A thread that does not get to run sleeps more often, and is rung for.
+    let fewer = shadow.messages_per_io < plain.messages_per_io / 5.0;
+    assert!(shadow.ios > 100 && fewer, "{plain:?}, {shadow:?}");
 }
 
 #[test]
