@@ -232,10 +232,10 @@ fn completions_that_are_consumed_while_the_drive_sleeps_cost_a_message_only_for_
             stand.queue.submit(&command).unwrap();
             stand.queue.ring().unwrap();
             // Long enough for the drive to fall asleep, before and after.
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(250));
             let taken = stand.queue.poll(|completion| assert_eq!(completion.outcome(), Ok(0)));
             assert_eq!(taken.unwrap(), 1);
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(250));
         }
         assert_eq!(stand.client.sent().total() - before, 3 * expected, "MSI-X enabled: {msix_enabled}");
     }

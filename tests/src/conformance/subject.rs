@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::stat::fstat;
 use outboard_vfio_user::wire::{Command, Version};
 
+use super::client::PATIENCE;
 use super::{Checked, Client, Engine, failed, holds};
 
 /// A server under test.
@@ -178,7 +179,7 @@ impl Watch {
             if kept == (descriptors, mappings) {
                 return Ok(());
             }
-            if begin.elapsed() > Duration::from_secs(3) {
+            if begin.elapsed() > PATIENCE {
                 let expected = format!("{descriptors} descriptors and {mappings} mappings in the server");
                 return holds(false, when, &expected, kept);
             }

@@ -157,10 +157,12 @@ fn a_device_that_polls_shared_memory_needs_no_messages() {
         ram.read_slice(&mut copied, 0x8_0000 + offset as usize).unwrap();
         assert_eq!(copied, data);
     }
-    let raised = |vector: usize| vectors[vector].read().unwrap_or(0);
-    eventually("the last interrupt is there", || served.messages.total() == before);
-    thread::sleep(Duration::from_millis(20));
-    assert_eq!((0..4).map(raised).sum::<u64>(), 400);
+    let mut raised = 0;
+    eventually("the last interrupt is there", || {
+        raised += vectors.iter().map(|vector| vector.read().unwrap_or(0)).sum::<u64>();
+        raised >= 400
+    });
+    assert_eq!(raised, 400);
     assert_eq!(served.messages.total(), before, "no crossing of the socket");
 
     // Point 48, the other way round: what is read-only is not written, what is write-only is not read.
@@ -459,7 +461,8 @@ fn a_client_that_dies_during_dma_is_no_loss() {
         let begin = Instant::now();
         drop(guest);
         served.outcome().unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(1));
+        // It is not waited for.
+        assert!(begin.elapsed() < limits::REPLY);
     }
 }
 

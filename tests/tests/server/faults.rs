@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
@@ -38,7 +38,7 @@ fn fault_79_a_silent_client_does_not_keep_others_out() {
     let (mut stopped, stalled) = open(&device);
     stopped.send_bytes(&version[..20], &[]).unwrap();
     for (length, (_client, served)) in silent {
-        let error = served.outcome_within(limits::HANDSHAKE + Duration::from_secs(2)).unwrap_err();
+        let error = served.outcome_within(limits::HANDSHAKE * 2).unwrap_err();
         assert!(matches!(error, ServeError::Session(SessionError::Silent { .. })), "{length}: {error}");
     }
     let error = stalled.outcome_within(limits::STALL).unwrap_err();

@@ -176,7 +176,8 @@ fn an_unmap_waits_for_pins() {
         let begin = Instant::now();
         drop(pin);
         client.reply(id, CommandCode::DMA_UNMAP).unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(1));
+        // The last pin's end is what answers it, no limit.
+        assert!(begin.elapsed() < limits::REPLY / 2);
     }
     assert_eq!(Process::this().mappings(&file), 0);
 }

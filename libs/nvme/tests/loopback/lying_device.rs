@@ -352,7 +352,7 @@ proptest! {
         let start = Instant::now();
         let _ = use_drive(seed, honesty);
         // Some 20 waits of 0.3 ms; the rest is for a machine that is busy.
-        prop_assert!(start.elapsed() < Duration::from_secs(5));
+        prop_assert!(start.elapsed() < Duration::from_secs(20));
     }
 }
 

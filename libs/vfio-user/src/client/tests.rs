@@ -279,7 +279,7 @@ fn a_server_that_is_gone_is_an_error_at_once() {
     let before = std::time::Instant::now();
     assert!(matches!(client.reset(), Err(ClientError::Disconnected(Disconnect::Server))));
     assert!(matches!(client.reset(), Err(ClientError::Disconnected(Disconnect::Server))));
-    assert!(before.elapsed() < Duration::from_secs(2));
+    assert!(before.elapsed() < Options::default().timeout, "it was not waited for");
     server.join().unwrap();
 }
 
@@ -310,12 +310,8 @@ fn answer_version(stream: &mut UnixStream) {
         .unwrap();
 }
 
-const IMPATIENT: Options = Options {
-    timeout: Duration::from_millis(300),
-    twin_socket: false,
-    msix_direct: false,
-    iova_ranges: false,
-};
+const IMPATIENT: Options =
+    Options { timeout: Duration::from_secs(1), twin_socket: false, msix_direct: false, iova_ranges: false };
 
 type Lie = fn(&Header, &[u8]) -> Vec<u8>;
 
@@ -333,7 +329,7 @@ fn against<R>(
             }
         }
     });
-    let client = Client::new(ours, IMPATIENT).unwrap();
+    let client = Client::new(ours, Options::default()).unwrap();
     let result = test(&client);
     drop(client);
     server.join().unwrap();
@@ -406,9 +402,10 @@ fn what_breaks_the_stream_ends_the_connection() {
 
 #[test]
 fn a_late_reply_is_dropped() {
-    let slow = |header: &Header, _: &[u8]| {
+    let (given_up, late) = std::sync::mpsc::channel();
+    let slow = move |header: &Header, _: &[u8]| {
         if header.code() == CommandCode::DEVICE_RESET {
-            thread::sleep(IMPATIENT.timeout + Duration::from_millis(100));
+            late.recv().unwrap();
         }
         Reply::RegionRead { offset: 0, region: 0, data: &[header.code().0 as u8] }
             .encode(header.id())
@@ -418,7 +415,9 @@ fn a_late_reply_is_dropped() {
             .collect()
     };
     against(slow, |client| {
-        assert!(matches!(client.reset(), Err(ClientError::TimedOut { .. })));
+        let hasty = client.with_timeout(IMPATIENT.timeout);
+        assert!(matches!(hasty.reset(), Err(ClientError::TimedOut { .. })));
+        given_up.send(()).unwrap();
         let mut data = [0];
         client.region_read(0, 0, &mut data).unwrap();
         assert_eq!(data, [9]);
@@ -537,6 +536,7 @@ fn a_server_that_asks_and_does_not_listen_is_served_later() {
     const COUNT: u32 = 256 << 10;
     const QUESTIONS: u16 = 300;
     let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (flooded, listen) = std::sync::mpsc::channel();
     let server = thread::spawn(move || {
         answer_version(&mut theirs);
         let (header, _) = read_message(&mut theirs).unwrap();
@@ -548,7 +548,7 @@ fn a_server_that_asks_and_does_not_listen_is_served_later() {
                 asker.write_all(&question.encode(id, false)).unwrap();
             }
         });
-        thread::sleep(Duration::from_millis(300));
+        listen.recv().unwrap();
         for id in 0..QUESTIONS {
             let (header, body) = read_message(&mut theirs).unwrap();
             assert_eq!((header.id(), body.len()), (id, 16 + COUNT as usize));
@@ -560,10 +560,16 @@ fn a_server_that_asks_and_does_not_listen_is_served_later() {
     let memory = SharedMemory::new("guest", COUNT as usize).unwrap();
     let part = Memory { file: memory.as_fd(), offset: 0, length: COUNT as usize };
     client.dma_map(Iova(0), part, Access::Read, Sharing::Messages).unwrap();
+    let waiting = || client.connection().lock().outbox.len();
+    let begin = std::time::Instant::now();
+    while waiting() <= limits::WAITING_BYTES {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the flood has begun");
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Time for more of it.
     thread::sleep(Duration::from_millis(150));
-    let waiting = client.connection().lock().outbox.len();
-    assert!(waiting > limits::WAITING_BYTES, "the flood has begun");
-    assert!(waiting < 2 * limits::WAITING_BYTES, "{waiting}");
+    assert!(waiting() < 2 * limits::WAITING_BYTES, "{}", waiting());
+    flooded.send(()).unwrap();
     let _theirs = server.join().unwrap();
 }
 

